@@ -417,7 +417,9 @@ def _build(hint, value, where: str):
             raise TraceError(f"This trace is damaged: {where} is not a list of the right length.")
         return tuple(_build(args[0], v, where) for v in value)
     if origin is dict:
-        if not isinstance(value, dict) or not all(k.isdecimal() and len(k) < 10 and isinstance(v, str) for k, v in value.items()):
+        if not isinstance(value, dict) or not all(
+            k.isdecimal() and len(k) < 10 and isinstance(v, str) for k, v in value.items()
+        ):
             raise TraceError(f"This trace is damaged: {where} does not map token ids to text.")
         return {int(k): v for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
@@ -455,7 +457,8 @@ def _check(trace: Trace) -> None:
     seen: set[int] = set()
     for number, round_ in enumerate(trace.rounds):
         demand(round_.index == number, "its rounds are out of order")
-        demand(min(round_.draft_seconds, round_.verify_seconds, round_.other_seconds) >= 0, "a round took negative time")
+        times = (round_.draft_seconds, round_.verify_seconds, round_.other_seconds)
+        demand(min(times) >= 0, "a round took negative time")
         for v in round_.rows:
             demand(0 <= v.row < len(trace.prompts), "a round names a row that does not exist")
             demand(MAX_K >= v.proposed >= v.verified >= v.accepted >= 0, "a round's counts do not add up")
@@ -466,10 +469,12 @@ def _check(trace: Trace) -> None:
                 demand(len(x.support) == len(x.target_logits) == len(x.target_probs) == len(x.draft_probs)
                        and (x.draft_logits is None or len(x.draft_logits) == len(x.support)),
                        "a position's arrays differ in length")
-                demand(all(0 <= y <= 1 + 1e-9 for y in (*x.target_probs, *x.draft_probs)), "a probability is not in 0..1")
+                probs = (*x.target_probs, *x.draft_probs)
+                demand(all(0 <= y <= 1 + 1e-9 for y in probs), "a probability is not in 0..1")
                 demand(x.draft_token is None or x.draft_token in x.support, "a drafted token is not in its support")
                 seen.update(x.support)
-            demand(v.kind is None or v.bonus_token in v.positions[v.accepted].support, "a drawn token is not in its support")
+            if v.kind is not None:
+                demand(v.bonus_token in v.positions[v.accepted].support, "a drawn token is not in its support")
     demand(seen <= trace.pieces.keys(), "a token lacks its text")
 
 

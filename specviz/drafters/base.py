@@ -1,0 +1,74 @@
+"""The protocol between the decoding loop and any drafter. This module knows no kind of drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from specviz.trace import Cost
+
+
+@dataclass(frozen=True)
+class Request:
+    """One row's wish for drafts: K tokens that follow `anchor`, its last emitted token."""
+
+    row: int
+    anchor: int
+    k: int
+    uniforms: tuple[float, ...]
+    """K uniforms in [0, 1) for the draws, one per slot; a deterministic drafter ignores them."""
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What was drafted, one entry per Request in the same order. K_r may be less than was asked."""
+
+    tokens: list[list[int]]
+    """K_r token ids each."""
+    draft_probs: list[torch.Tensor]
+    """[K_r, V] float64 each: the very distributions that the tokens were drawn from; one-hot if they
+    were chosen without chance. They must not depend on any of the target's randomness."""
+    draft_logits: list[torch.Tensor | None]
+    """[K_r, V] float32 raw logits (-inf outside the drafter's vocabulary), or None for a lookup."""
+    draft_tokens: int
+    """Positions that the drafter forwarded for this proposal."""
+    cost: Cost
+    confidence: list[list[float]] | None = None
+    """P(draft survives | all before it did), per slot."""
+    first_guess: list[list[int]] | None = None
+    """Hybrid: what the parallel pass alone proposed, per slot."""
+
+
+class Drafter(Protocol):
+    """One run's drafter. Shared weights may stand behind many of these; caches belong to one run.
+
+    Order of calls: `start` once per row, then per round `propose`, and for each row that goes on
+    `commit`; `drop` when a row ends.
+    """
+
+    name: str
+    label: str
+    """What it is, in a sentence fit for the screen."""
+    taps: tuple[int, ...]
+    """Indices of target layers whose outputs (residual stream) it wants; () for none."""
+    max_k: int
+    parallel: bool
+    """True: all K tokens come from one pass."""
+
+    def start(self, row: int, context: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
+        """A new row: `context` is its prompt without the last token (which is the first anchor).
+        taps [len(context), len(self.taps) * D] or None; capacity: the most tokens the row may reach."""
+
+    def propose(self, requests: Sequence[Request]) -> Proposal:
+        """Drafts for some of the rows. Must leave no trace of rejected drafts: see `commit`."""
+
+    def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
+        """The verdict: `emitted` = accepted drafts and the bonus token (the next anchor). taps
+        [len(emitted), len(self.taps) * D] belong to the positions that became context: the old anchor and
+        the accepted drafts. Also called when nothing was proposed (K = 0)."""
+
+    def drop(self, row: int) -> None:
+        """The row has ended: free what it held."""
