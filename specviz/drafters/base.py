@@ -58,9 +58,9 @@ class Drafter(Protocol):
     parallel: bool
     """True: all K tokens come from one pass."""
 
-    def start(self, row: int, context: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
-        """A new row: `context` is its prompt without the last token (which is the first anchor).
-        taps [len(context), len(self.taps) * D] or None; capacity: the most tokens the row may reach."""
+    def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
+        """A new row. The prompt's last token is the first anchor; those before it are context.
+        taps [len(prompt) - 1, len(self.taps) * D] or None; capacity: the most tokens the row may reach."""
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
         """Drafts for some of the rows. Must leave no trace of rejected drafts: see `commit`."""

@@ -1,0 +1,150 @@
+"""Keys and values of many rows of different lengths, in one preallocated store per layer.
+
+Row r occupies columns 0..length(r) of its slot. New tokens are written at the end; a rollback only lowers
+the length, and the stale tail is overwritten by the next write and never attended to. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from specviz.errors import MemoryBudgetError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that bring the same number of new tokens to a pass: they attend together."""
+
+    tokens: torch.Tensor
+    """[G, n] indices into the packed pass."""
+    slots: torch.Tensor | slice
+    """The rows' slots in the store."""
+    columns: int
+    """The longest row's length after the pass: what is read of the store."""
+    positions: torch.Tensor
+    """[G, n] position of each new token in its own row."""
+
+
+@dataclass
+class Pass:
+    """One packed forward: where each of its N tokens is written, and who attends to what."""
+
+    slot_of: torch.Tensor
+    """[N]"""
+    position_of: torch.Tensor
+    """[N]"""
+    groups: list[Group]
+    cache: RaggedCache
+    masks: dict[tuple[int, int | None], torch.Tensor | None]
+    """Additive-free boolean masks [G, 1, n, columns], by (group index, window)."""
+
+
+class RaggedCache:
+    """K and V of one run. `add`, `truncate` and `drop` are O(1); storage grows when rows or capacity do."""
+
+    def __init__(self, layers: int, device: torch.device, dtype: torch.dtype):
+        self.device, self.dtype = device, dtype
+        self.keys: list[torch.Tensor | None] = [None] * layers
+        """Per layer [slots, kv_heads, capacity, head_dim]; made at the layer's first write."""
+        self.values: list[torch.Tensor | None] = [None] * layers
+        self.lengths: dict[int, int] = {}
+        self._slots: dict[int, int] = {}
+        self._free: list[int] = []
+        self._slot_count = 0
+        self._capacity = 0
+
+    def add(self, row: int, capacity: int) -> None:
+        """Make room for a new row of at most `capacity` tokens."""
+        if row in self._slots:
+            raise ValueError(f"row {row} is already in the cache")
+        self._capacity = max(self._capacity, capacity)
+        if not self._free:
+            self._free.append(self._slot_count)
+            self._slot_count += 1
+        self._slots[row] = self._free.pop(0)
+        self.lengths[row] = 0
+
+    def truncate(self, row: int, length: int) -> None:
+        """Forget everything of the row from `length` on."""
+        if not 0 <= length <= self.lengths[row]:
+            raise ValueError(f"row {row} holds {self.lengths[row]} tokens, it cannot be cut to {length}")
+        self.lengths[row] = length
+
+    def drop(self, row: int) -> None:
+        """Free the row's slot for another."""
+        self._free.append(self._slots.pop(row))
+        self._free.sort()
+        del self.lengths[row]
+
+    def plan(self, rows: list[int], counts: list[int]) -> Pass:
+        """The pass that brings counts[i] new tokens to rows[i], packed in this order. Lengths are raised
+        at once: the pass must then be run."""
+        starts, slot_of, position_of, by_count = [], [], [], {}
+        packed = 0
+        for row, count in zip(rows, counts):
+            length = self.lengths[row]
+            if length + count > self._capacity:
+                raise ValueError(f"row {row} would outgrow its capacity of {self._capacity} tokens")
+            starts.append(packed)
+            by_count.setdefault(count, []).append((row, packed, length))
+            slot_of += [self._slots[row]] * count
+            position_of += range(length, length + count)
+            packed += count
+            self.lengths[row] = length + count
+        long = {"dtype": torch.long, "device": self.device}
+        positions = torch.tensor(position_of, **long)
+        groups = []
+        for count, members in by_count.items():
+            slots = [self._slots[row] for row, _, _ in members]
+            first = torch.tensor([start for _, start, _ in members], **long)
+            tokens = first[:, None] + torch.arange(count, device=self.device)
+            consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
+            groups.append(Group(
+                tokens,
+                slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(slots, **long),
+                max(length for _, _, length in members) + count,
+                positions[tokens],
+            ))
+        return Pass(torch.tensor(slot_of, **long), positions, groups, self, {})
+
+    def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+        """Store key and value [N, kv_heads, head_dim] of the pass's tokens."""
+        for store, new in ((self.keys, key), (self.values, value)):
+            old = store[layer]
+            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._capacity:
+                store[layer] = old = self._grown(old, new)
+            old[plan.slot_of, :, plan.position_of] = new
+
+    def _grown(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        shape = (self._slot_count, new.shape[1], self._capacity, new.shape[2])
+        try:
+            # zeros: an unwritten column is masked, but a NaN there would survive the mask's multiplication
+            grown = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        except RuntimeError as error:
+            size = shape[0] * shape[1] * shape[2] * shape[3] * self.dtype.itemsize * 2 * len(self.keys)
+            raise MemoryBudgetError(
+                f"A cache of {size / 2**20:.0f} MiB for {shape[0]} rows of {shape[2]} tokens does not fit the memory of "
+                f"{self.device}: lower the batch, the prompt or the length."
+            ) from error
+        if old is not None:
+            grown[: old.shape[0], :, : old.shape[2]] = old
+        return grown
+
+    def mask(self, plan: Pass, index: int, window: int | None) -> torch.Tensor | None:
+        """Which stored columns each new token of a group sees: [G, 1, n, columns] of bool, or None for all.
+        Column j is seen by the token at position i if j <= i, and i - j < window where there is one."""
+        key = (index, window)
+        if key not in plan.masks:
+            group = plan.groups[index]
+            column = torch.arange(group.columns, device=self.device)
+            seen = column <= group.positions[..., None]
+            if window is not None:
+                seen &= group.positions[..., None] - column < window
+            plan.masks[key] = None if bool(seen.all()) else seen[:, None]
+        return plan.masks[key]
+
+    def bytes(self) -> int:
+        """Memory held now."""
+        return sum(t.nbytes for t in (*self.keys, *self.values) if t is not None)

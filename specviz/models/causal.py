@@ -1,0 +1,171 @@
+"""A Hugging Face causal language model that forwards packed tokens of many rows against a RaggedCache.
+
+One forward serves one row and many: the new tokens of all rows are packed into one sequence [1, N], so the
+linear layers see exactly N tokens, and attention is done per group of rows against each row's own cache.
+It works on stock modules through transformers' AttentionInterface. Knows no tokenizer and no drafting.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from specviz.costs import ModelShape
+from specviz.errors import PairError
+from specviz.models.cache import Pass, RaggedCache
+
+ATTENTION = "specviz_ragged"
+_current = threading.local()
+
+
+def _ragged_attention(
+    module, query, key, value, attention_mask, scaling=None, sliding_window=None, softcap=None, s_aux=None, **_
+):
+    """query [1, heads, N, d], key and value [1, kv_heads, N, d] of a pass -> [1, N, heads, d]."""
+    if softcap is not None or s_aux is not None:
+        raise PairError("This model's attention uses soft-capping or sinks, which SpecViz cannot do. Choose another.")
+    plan: Pass = _current.plan
+    cache, layer = plan.cache, module.layer_idx
+    window = sliding_window or getattr(module, "sliding_window", None)
+    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    cache.write(plan, layer, key, value)
+    _, heads, packed, dim = query.shape
+    kv_heads = key.shape[1]
+    query = query[0].transpose(0, 1)  # [N, heads, d]
+    out = torch.empty_like(query)
+    for index, group in enumerate(plan.groups):
+        rows, count = group.tokens.shape
+        k = cache.keys[layer][group.slots, :, : group.columns]
+        v = cache.values[layer][group.slots, :, : group.columns]
+        q = query[group.tokens].permute(0, 2, 1, 3)  # [G, heads, n, d]
+        # heads that share a KV head become further queries of it: no copy of K or V is made
+        q = q.reshape(rows, kv_heads, heads // kv_heads * count, dim)
+        mask = cache.mask(plan, index, window)
+        if mask is not None:
+            mask = mask.repeat(1, 1, heads // kv_heads, 1)
+        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+        out[group.tokens] = o.reshape(rows, heads, count, dim).permute(0, 2, 1, 3)
+    return out[None], None
+
+
+AttentionInterface.register(ATTENTION, _ragged_attention)
+AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)  # masks are made per row, by the cache
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one packed pass returns, row by row."""
+
+    logits: list[torch.Tensor]
+    """[n_r, V] float32 each; empty tensors if none were asked for."""
+    taps: list[torch.Tensor] | None
+    """[n_r, len(taps) * D] each: outputs of the tapped layers side by side."""
+
+
+class CausalModel:
+    """Shared weights. `lock` is held for one forward at a time; caches belong to the runs."""
+
+    def __init__(self, module: torch.nn.Module, weight_bytes: float | None = None):
+        self.module = module.eval().requires_grad_(False)
+        self.config = module.config.get_text_config()
+        self.lock = threading.Lock()
+        self.forwards = 0
+        self.tokens_forwarded = 0
+        parameter = next(module.parameters())
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.embedding: torch.Tensor = module.get_input_embeddings().weight
+        """[V, D]"""
+        self.head: torch.Tensor = module.get_output_embeddings().weight
+        """[V, D]"""
+        self.vocab_size = self.head.shape[0]
+        self.hidden_size: int = self.config.hidden_size
+        self.blocks = _decoder_blocks(module)
+        self.layers = len(self.blocks)
+        size = parameter.element_size()
+        self.shape = ModelShape.from_config(self.config, weight_bytes=weight_bytes or size, cache_bytes=size)
+        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        module.set_attn_implementation(ATTENTION)
+
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end a text, from the generation config and the config."""
+        found: set[int] = set()
+        for holder in (getattr(self.module, "generation_config", None), self.config):
+            value = getattr(holder, "eos_token_id", None)
+            found.update([value] if isinstance(value, int) else value or [])
+        return frozenset(found)
+
+    def new_cache(self) -> RaggedCache:
+        """An empty cache for one run."""
+        return RaggedCache(self.layers, self.device, self.dtype)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        taps: Sequence[int] = (),
+        logits: bool | Sequence[int] = True,
+    ) -> Output:
+        """Forward tokens[i] (one or more) at the end of rows[i], in one packed pass.
+
+        logits: True for every position, False for none (a prefill: the head is not run), or how many of
+        each row's last positions. taps: layers whose outputs are wanted.
+        """
+        counts = [len(t) for t in tokens]
+        with self.lock:
+            plan = cache.plan(list(rows), counts)
+            flat = torch.tensor([[t for row in tokens for t in row]], dtype=torch.long, device=self.device)
+            kept: list[torch.Tensor] = []
+            hooks = [
+                self.blocks[i].register_forward_hook(
+                    lambda _, __, out: kept.append((out[0] if isinstance(out, tuple) else out)[0])
+                )
+                for i in taps
+            ]
+            _current.plan = plan
+            try:
+                arguments = {"input_ids": flat, "position_ids": plan.position_of[None], "use_cache": False}
+                if logits is False:
+                    self.module.base_model(**arguments)
+                    wanted = [0] * len(counts)
+                    packed = torch.empty(0, self.vocab_size, device=self.device)
+                else:
+                    wanted = counts if logits is True else [min(n, w) for n, w in zip(counts, logits)]
+                    keep = None
+                    if wanted != counts:
+                        ends = torch.tensor(counts).cumsum(0).tolist()
+                        keep = torch.tensor(
+                            [i for end, n in zip(ends, wanted) for i in range(end - n, end)], device=self.device
+                        )
+                    packed = self.module(**arguments, logits_to_keep=0 if keep is None else keep).logits[0].float()
+            finally:
+                _current.plan = None
+                for hook in hooks:
+                    hook.remove()
+            self.forwards += 1
+            self.tokens_forwarded += sum(counts)
+        tapped = None
+        if taps:
+            order = sorted(range(len(taps)), key=lambda i: taps[i])  # hooks fire in layer order
+            by_tap: list[torch.Tensor | None] = [None] * len(taps)
+            for place, hidden in zip(order, kept):
+                by_tap[place] = hidden
+            tapped = list(torch.cat(by_tap, dim=-1).split(counts))
+        return Output(list(packed.split(wanted)), tapped)
+
+
+def _decoder_blocks(module: torch.nn.Module) -> torch.nn.ModuleList:
+    base = module.base_model
+    for name in ("layers", "h"):
+        if isinstance(found := getattr(base, name, None), torch.nn.ModuleList):
+            return found
+    raise PairError(
+        f"{type(module).__name__} is not a decoder that SpecViz knows how to run: its layers were not found. "
+        "Llama, Mistral, Qwen, Gemma, GPT-2 and GPT-NeoX models work."
+    )
