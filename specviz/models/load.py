@@ -1,0 +1,163 @@
+"""From a model folder to a torch module and a tokenizer: device, precision, memory checked first.
+
+Knows nothing of drafting; the attention implementation is left to the engine that wraps the module.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
+from specviz.models import folders, needs
+from specviz.models.fetch import Progress, fetch
+from specviz.models.pairs import Pair, Source, find_pair
+
+DEVICES = ("auto", "cpu", "cuda", "mps")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One model, ready: a module in evaluation mode without gradients, and its tokenizer."""
+
+    module: torch.nn.Module
+    tokenizer: object
+    folder: Path
+    device: str
+    precision: str
+    """fp32, bf16 or fp16: what was chosen, never auto."""
+
+
+def load_target(pair: Pair | str = "smollm2-135m", device: str = "auto", precision: str = "auto",
+                progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> Loaded:
+    """A pair's target, fetched if it is not here yet. Raises SpecVizError (FetchError, MemoryBudgetError, ...)."""
+    pair = find_pair(pair) if isinstance(pair, str) else pair
+    return load_source(pair.target, device, precision, progress, stop)
+
+
+def load_draft(pair: Pair | str, device: str = "auto", precision: str = "auto",
+               progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None) -> Loaded:
+    """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair brings none."""
+    pair = find_pair(pair) if isinstance(pair, str) else pair
+    if pair.draft is None:
+        raise PairError(f"{pair.title} brings no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
+    return load_source(pair.draft, device, precision, progress, stop)
+
+
+def load_source(source: Source, device: str = "auto", precision: str = "auto",
+                progress: Callable[[Progress], None] | None = None,
+                stop: Callable[[], bool] | None = None) -> Loaded:
+    """One model from wherever it comes. The toy models are built in and are not loaded here."""
+    device = resolve_device(device)
+    precision = resolve_precision(precision, device)
+    folder = fetch(source, progress, stop)
+    return Loaded(load_module(folder, device, precision), load_tokenizer(folder), folder, device, precision)
+
+
+def resolve_device(name: str = "auto") -> str:
+    """cpu, cuda or mps; auto takes the fastest that is there. Raises SettingsError if it is not there."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if name == "auto":
+        return "cuda" if cuda else "mps" if mps else "cpu"
+    if name not in DEVICES:
+        raise SettingsError(f"There is no device {str(name)[:40]!r}: choose one of {', '.join(DEVICES)}.")
+    if name == "cuda" and not cuda:
+        raise SettingsError(
+            f"No CUDA GPU can be used by this PyTorch ({torch.__version__}): choose cpu or auto, "
+            "or install a CUDA build of torch and a driver."
+        )
+    if name == "mps" and not mps:
+        raise SettingsError("No Apple GPU (mps) can be used by this PyTorch: choose cpu or auto.")
+    return name
+
+
+def resolve_precision(name: str, device: str) -> str:
+    """fp32, bf16 or fp16; auto is fp32 on cpu, bf16 on a GPU that has it and fp16 otherwise."""
+    if name not in PRECISIONS:
+        raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
+    if name != "auto":
+        return name
+    if device == "cuda":
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+    return "fp16" if device == "mps" else "fp32"
+
+
+def load_module(folder: Path | str, device: str = "auto", precision: str = "auto") -> torch.nn.Module:
+    """The causal language model of a folder, in evaluation mode, without gradients, on its device.
+
+    Raises FetchError (missing, damaged or foreign weights), MemoryBudgetError, SettingsError.
+    """
+    device = resolve_device(device)
+    precision = resolve_precision(precision, device)
+    found = folders.inspect(folder)
+    needs.check_memory(found.parameters, device, precision, found.path.name)
+    classes = transformers()
+    config = load_config(found.path)
+    try:
+        module, report = classes.AutoModelForCausalLM.from_pretrained(
+            found.path, config=config, dtype=_DTYPES[precision], local_files_only=True, output_loading_info=True
+        )
+        module = module.to(device)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise MemoryBudgetError(
+            f"{found.path.name} did not fit the memory of {device} in {precision}: "
+            "close other programs, or choose a smaller pair or a lower precision."
+        ) from None
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+        raise FetchError(f"The weights in {found.path} do not load as a causal LM: {_line(error)}.") from None
+    # transformers fills weights that are missing with random numbers and only warns: that would be no model.
+    if missing := sorted(report.get("missing_keys", ())):
+        raise FetchError(f"The weights in {found.path} are incomplete: {missing[0]} and {len(missing) - 1} more are "
+                         "missing. Copy or download the folder again.")
+    return module.eval().requires_grad_(False)
+
+
+def load_config(folder: Path | str):
+    """The transformers config of a folder. Raises FetchError; never runs code that a folder brings along."""
+    folder = Path(folder)
+    raw = folders.read_config(folder)
+    classes = transformers()
+    try:
+        config = classes.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        hint = " (it wants to run code of its own, which SpecViz does not do)" if raw.get("auto_map") else ""
+        raise FetchError(f"The model type {raw['model_type'][:60]!r} is not known to transformers"
+                         f"{hint}: {_line(error)}.") from None
+    if type(config) not in classes.AutoModelForCausalLM._model_mapping:
+        raise FetchError(f"{folder.name} is a {raw['model_type'][:60]} model, which is no causal language model.")
+    return config
+
+
+def load_tokenizer(folder: Path | str):
+    """The tokenizer of a folder. Raises FetchError."""
+    folder = Path(folder)
+    folders.check_tokenizer(folder)
+    classes = transformers()
+    try:
+        return classes.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # tokenizers raises bare Exception on a damaged tokenizer.json
+        raise FetchError(f"The tokenizer in {folder} does not load: {_line(error)}.") from None
+
+
+_importing = threading.Lock()
+
+
+def transformers():
+    """The transformers package, imported late (it takes a second) and told to be silent."""
+    with _importing:
+        import transformers as package
+
+        package.logging.set_verbosity_error()
+        package.logging.disable_progress_bar()
+    return package
+
+
+def _line(error: BaseException) -> str:
+    text = " ".join((str(error) or type(error).__name__).split())
+    return (text if len(text) <= 240 else text[:237] + "...").rstrip(".")
