@@ -13,7 +13,7 @@ from pathlib import Path
 from specviz import paths
 from specviz.errors import FetchError, MemoryBudgetError, SpecVizError
 from specviz.models import folders
-from specviz.models.pairs import Pair, Size, Source
+from specviz.models.pairs import Pair, Size, Source, size_of
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WORKING_BYTES = 300_000_000
@@ -52,10 +52,10 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
     precision = resolve_precision(precision, device)
     download = disk = memory = 0
     known = True
-    for source, size in ((pair.target, pair.target_size), (pair.draft, pair.draft_size)):
+    for source in (pair.target, pair.draft):
         if source is None or source.kind == "toy":
             continue
-        here = fetched(source)
+        here, size = fetched(source), size_of(source)
         if here is not None:
             size = _folder_size(here) or size
         elif size is None and source.kind == "hub" and ask_hub:

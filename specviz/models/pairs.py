@@ -223,6 +223,15 @@ def find_pair(name: str) -> Pair:
     raise PairError(_unknown(name, wrong or [name]))
 
 
+def size_of(source: Source) -> Size | None:
+    """What the catalogue knows of one model's size, or None."""
+    for pair in CATALOGUE:
+        for own, size in ((pair.target, pair.target_size), (pair.draft, pair.draft_size)):
+            if own == source and size is not None:
+                return size
+    return None
+
+
 def names() -> tuple[str, ...]:
     """The names of the catalogue, the embedded pair first."""
     return tuple(pair.name for pair in CATALOGUE)
