@@ -119,8 +119,10 @@ def _converted(file: Path) -> Path:
 
 def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:
     """Convert `file` and let the result appear as `folder` by one rename."""
-    fresh = work / "model"
-    shutil.rmtree(fresh, ignore_errors=True)
+    for left_over in work.glob("model-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+    # A name of our own: the child of a process that was killed may live on for a moment and write to its own.
+    fresh = work / f"model-{os.getpid()}"
     fresh.mkdir()
 
     def on_message(message: dict) -> None:

@@ -1,0 +1,104 @@
+"""Token id -> the text of exactly that token, for any tokenizer. Knows nothing of models and loads nothing.
+
+A token may hold part of a character. Bytes that are no UTF-8 on their own are written \\xNN, so that every
+token is legible by itself; `token_bytes` has the bytes themselves, which always join up to the whole text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def piece_table(tokenizer, ids: Iterable[int]) -> dict[int, str]:
+    """The text of each of these ids. Special tokens come out as they are written, ids outside the vocabulary
+    (padding of the LM head) as `<pad 49153>`."""
+    return {token: text_of(tokenizer, token) for token in sorted({int(i) for i in ids})}
+
+
+def text_of(tokenizer, token: int) -> str:
+    """One token's own text."""
+    return legible(token_bytes(tokenizer, token))
+
+
+def legible(raw: bytes) -> str:
+    """Bytes as text; each byte that is part of no whole UTF-8 character becomes \\xNN."""
+    return raw.decode("utf-8", errors="backslashreplace")
+
+
+def token_bytes(tokenizer, token: int) -> bytes:
+    """The bytes that one token stands for. For ordinary text the bytes of its tokens join up to the text."""
+    name = tokenizer.convert_ids_to_tokens(token) if 0 <= token < len(tokenizer) else None
+    if name is None:
+        return f"<pad {token}>".encode()
+    added = tokenizer.added_tokens_decoder.get(token)
+    if added is not None:
+        return added.content.encode("utf-8", errors="replace")
+    kind = _kind(tokenizer)
+    if kind == "byte-level" and all(letter in _BYTE_OF for letter in name):
+        return bytes(_BYTE_OF[letter] for letter in name)
+    if kind == "sentencepiece":
+        if match := _BYTE_TOKEN.fullmatch(name):
+            return bytes([int(match[1], 16)])
+        return name.replace("▁", " ").encode("utf-8", errors="replace")
+    if kind == "wordpiece":
+        return (name[2:] if name.startswith("##") else f" {name}").encode("utf-8", errors="replace")
+    return name.encode("utf-8", errors="replace")
+
+
+def _kind(tokenizer) -> str:
+    """byte-level, sentencepiece, wordpiece or plain: how the vocabulary spells bytes and spaces."""
+    known = getattr(tokenizer, "_specviz_kind", None)
+    if known is None:
+        known = _find_kind(tokenizer)
+        tokenizer._specviz_kind = known
+    return known
+
+
+def _find_kind(tokenizer) -> str:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        # The decoder says how token strings become text; it is plain data inside the tokenizer's JSON.
+        found = set(_types(json.loads(_decoder_json(backend))))
+        if "ByteLevel" in found:
+            return "byte-level"
+        if found & {"Metaspace", "ByteFallback"} or "▁" in str(backend.decoder):
+            return "sentencepiece"
+        if "WordPiece" in found:
+            return "wordpiece"
+    vocabulary = tokenizer.get_vocab()
+    if "Ġthe" in vocabulary:
+        return "byte-level"
+    return "sentencepiece" if "▁the" in vocabulary else "plain"
+
+
+def _decoder_json(backend) -> str:
+    decoder = backend.decoder
+    return decoder.__getstate__().decode() if decoder is not None else "{}"
+
+
+def _types(node) -> Iterable[str]:
+    if isinstance(node, dict):
+        if isinstance(node.get("type"), str):
+            yield node["type"]
+        for value in node.values():
+            yield from _types(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _types(value)
+
+
+@functools.cache
+def _letters() -> dict[int, str]:
+    """byte -> the letter that byte-level vocabularies write for it: itself where it is a visible Latin-1
+    character, otherwise the next one of those from U+0100 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return {byte: chr(byte if byte in visible else next(spare)) for byte in range(256)}
+
+
+_BYTE_OF = {letter: byte for byte, letter in _letters().items()}
