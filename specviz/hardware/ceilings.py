@@ -1,0 +1,158 @@
+"""The two roofs of a device, measured: how fast it streams memory, and how fast it multiplies matrices.
+
+Bandwidth is a reduction (the better of sum and maximum) over a buffer far larger than any processor cache: the
+read of weights is exactly that, with nothing to keep. Throughput is a large square matrix product in the
+precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant ones). Both are
+warm and repeated in turn. A repetition is the best of a few calls, because other programs can only slow a call
+down; the result is the median of the repetitions, with the lowest and the highest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from specviz.errors import SettingsError, SpecVizError
+from specviz.hardware import facts
+from specviz.hardware.machine import device_name, free_memory, synchronise
+from specviz.trace import Ceilings
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Precisions that can be measured, by the name used on screen and on the command line."""
+_BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30, "mps": 512 * 2**20}
+_WIDEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
+_CALLS = 3
+"""Calls per repetition, of which the best counts."""
+_PRODUCT_SECONDS = 0.05
+_SLOW_SECONDS = 0.25
+_LEAST_WIDTH = 1024
+"""A product is large enough once it takes `_PRODUCT_SECONDS` and has the least width, or takes `_SLOW_SECONDS`."""
+_SECONDS = {False: 6.0, True: 2.0}
+_REPEATS = {False: (7, 40), True: (3, 9)}
+
+Progress = Callable[[float, str], None]
+
+
+class Stopped(SpecVizError):
+    """The measurement was stopped before it was complete."""
+
+
+def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | None = None,
+            stop: Callable[[], bool] | None = None, quick: bool = False) -> Ceilings:
+    """Measure both roofs and keep the result for `cached`; about 6 s, or 2 s if `quick`.
+
+    `progress(fraction, sentence)` is told before each repetition; `stop()` is asked, and Stopped raised once it
+    says True. A quick result is kept only where there was none. Raises SettingsError for an unknown precision.
+    """
+    dtype = _dtype(precision)
+    kind = torch.device(device).type
+    tell = progress or (lambda fraction, sentence: None)
+    halt = stop or (lambda: False)
+    tell(0.0, "Preparing")
+    # written once, so that every page is really there
+    buffer = torch.ones(_room(device, _BUFFER_BYTES[kind]) // dtype.itemsize, dtype=dtype, device=device)
+    left, right, work = _product(device, kind, dtype, halt)
+    reads: list[float] = []
+    products: list[float] = []
+    least, most = _REPEATS[quick]
+    began, budget = time.perf_counter(), _SECONDS[quick]
+    with torch.inference_mode():
+        for repeat in range(most):
+            spent = time.perf_counter() - began
+            if repeat >= least and spent > budget:
+                break
+            _check(halt)
+            tell(min(0.99, max(repeat / most, spent / budget)), "Measuring streaming read and matrix product")
+            best = min(_best(device, reduce, buffer) for reduce in (torch.sum, torch.amax))
+            reads.append(buffer.nbytes / best)
+            _check(halt)
+            products.append(work / _best(device, torch.mm, left, right))
+    # the first of each is the warm-up
+    reads, products = reads[1:], products[1:]
+    result = Ceilings(device=device, precision=precision, bandwidth=statistics.median(reads),
+                      flops=statistics.median(products), bandwidth_spread=(min(reads), max(reads)),
+                      flops_spread=(min(products), max(products)),
+                      measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    if not quick or cached(device, precision) is None:
+        facts.write("ceilings", _key(device, precision), dataclasses.asdict(result))
+    tell(1.0, "Measured")
+    return result
+
+
+def cached(device: str = "cpu", precision: str = "fp32") -> Ceilings | None:
+    """The roofs that were measured here before with this torch and as many threads, or None."""
+    _dtype(precision)
+    fact = facts.read("ceilings", _key(device, precision))
+    if fact is None:
+        return None
+    try:
+        result = Ceilings(**{**fact, "bandwidth_spread": tuple(map(float, fact["bandwidth_spread"])),
+                             "flops_spread": tuple(map(float, fact["flops_spread"]))})
+        numbers = (result.bandwidth, result.flops, *result.bandwidth_spread, *result.flops_spread)
+        sound = all(math.isfinite(n) and n > 0 for n in numbers) and isinstance(result.measured_at, str)
+    except (TypeError, KeyError, ValueError):
+        return None
+    fits = (result.device, result.precision, len(numbers)) == (device, precision, 6)
+    return result if sound and fits else None
+
+
+def _dtype(precision: str) -> torch.dtype:
+    if precision not in DTYPES:
+        raise SettingsError(f"There are no ceilings for the precision {precision!r}. Choose one of: "
+                            f"{', '.join(DTYPES)}.")
+    return DTYPES[precision]
+
+
+def _key(device: str, precision: str) -> str:
+    return f"{device_name(device)}, {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {precision}"
+
+
+def _room(device: str, wish: int) -> int:
+    """The buffer's bytes: as wished, or less where memory is short."""
+    free = free_memory(device)
+    return wish if free is None else max(2**25, min(wish, free // 4))
+
+
+def _product(device: str, kind: str, dtype: torch.dtype, halt: Callable[[], bool]):
+    """Two square matrices large enough to be limited by arithmetic, and the FLOPs of their product.
+
+    The size grows from small, because a precision that the processor lacks can be a thousand times slower.
+    """
+    generator = torch.Generator().manual_seed(0)
+    width = 256
+    while True:
+        _check(halt)
+        left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
+        took = _best(device, torch.mm, left, right)
+        enough = _PRODUCT_SECONDS if width >= _LEAST_WIDTH else _SLOW_SECONDS
+        if took >= enough or width >= _WIDEST[kind]:
+            return left, right, 2 * width**3
+        width *= 2
+
+
+def _best(device: str, operation: Callable, *arguments: torch.Tensor) -> float:
+    """Seconds of the fastest of a few calls."""
+    return min(_seconds(device, operation, *arguments) for _ in range(_CALLS))
+
+
+def _seconds(device: str, operation: Callable, *arguments: torch.Tensor) -> float:
+    """One call, from an idle device to its end.
+
+    A GPU's launch takes microseconds, its work here milliseconds, so the host's clock serves for all devices.
+    """
+    synchronise(device)
+    began = time.perf_counter()
+    operation(*arguments)
+    synchronise(device)
+    return time.perf_counter() - began
+
+
+def _check(halt: Callable[[], bool]) -> None:
+    if halt():
+        raise Stopped("The measurement was stopped, so nothing was kept.")
