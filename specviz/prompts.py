@@ -60,9 +60,19 @@ PRESETS: tuple[Preset, ...] = (
 )
 
 
+TOY_PRESETS: tuple[Preset, ...] = (
+    Preset("toy", "Six words", "the cat sees the dog and", "The toy pair knows: the, cat, dog, sees, and, full stop."),
+)
+
+
+def presets_for(pair_name: str) -> tuple[Preset, ...]:
+    """The presets that make sense for a pair: the toy pair knows six words only."""
+    return TOY_PRESETS if pair_name == "toy" else PRESETS
+
+
 def preset(name: str) -> Preset:
     """A preset by name. Raises SettingsError with the names that exist."""
-    for candidate in PRESETS:
+    for candidate in PRESETS + TOY_PRESETS:
         if candidate.name == name:
             return candidate
     raise SettingsError(f"There is no preset {name[:40]!r}: choose one of {', '.join(p.name for p in PRESETS)}.")
@@ -108,7 +118,7 @@ def encode(tokenizer, text: str, system: str | None = None, raw: bool = False,
         if system:
             notes.append("The system prompt is not used with raw text.")
         whole = text
-        ids = tokenizer(text, verbose=False)["input_ids"]
+        ids = _ids(tokenizer, text, True)
         # Some tokenizers end every text with an end token, after which there is nothing to continue.
         if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
             ids = ids[:-1]
@@ -117,13 +127,13 @@ def encode(tokenizer, text: str, system: str | None = None, raw: bool = False,
         if folded:
             notes.append(folded)
         # The template has written the special tokens already.
-        ids = tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = _ids(tokenizer, whole, False)
     if not ids:
         raise SettingsError("The prompt holds no token that this model knows: type something else.")
     if max_tokens is not None and len(ids) > max_tokens:
         raise SettingsError(
-            f"The prompt has {len(ids):,} tokens and at most {max(0, max_tokens):,} fit this model beside the new ones: "
-            "shorten it, or ask for fewer new tokens."
+            f"The prompt has {len(ids):,} tokens and at most {max(0, max_tokens):,} fit this model beside the new "
+            "ones: shorten it, or ask for fewer new tokens."
         )
     return Encoded(tuple(int(i) for i in ids), whole, raw, " ".join(notes))
 
@@ -133,6 +143,15 @@ def room(config, new_tokens: int) -> int | None:
     text_config = config.get_text_config()
     positions = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
     return None if positions is None else max(0, int(positions) - new_tokens)
+
+
+def _ids(tokenizer, text: str, special: bool) -> list[int]:
+    try:
+        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+    except Exception as error:  # tokenizers raises bare Exception on text outside a closed vocabulary
+        words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+        only = f" It knows only: {' '.join(words)}.".replace("Ġ", "") if len(words) <= 20 else ""
+        raise SettingsError(f"This model's vocabulary cannot spell the prompt ({str(error)[:80]}).{only}") from None
 
 
 def _templated(tokenizer, text: str, system: str | None) -> tuple[str, str]:
@@ -152,4 +171,4 @@ def _templated(tokenizer, text: str, system: str | None) -> tuple[str, str]:
 def _clean(text: str) -> tuple[str, bool]:
     """The text without characters that UTF-8 cannot hold or that end strings early."""
     cleaned = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
-    return cleaned, cleaned != text
+    return cleaned, cleaned.count("\ufffd") > text.count("\ufffd")

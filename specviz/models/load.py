@@ -53,7 +53,7 @@ def load_draft(pair: Pair | str, device: str = "auto", precision: str = "auto",
 def load_source(source: Source, device: str = "auto", precision: str = "auto",
                 progress: Callable[[Progress], None] | None = None,
                 stop: Callable[[], bool] | None = None) -> Loaded:
-    """One model from wherever it comes. The toy models are built in and are not loaded here."""
+    """One model from wherever it comes."""
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
     folder = fetch(source, progress, stop)

@@ -53,7 +53,7 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
     download = disk = memory = 0
     known = True
     for source in (pair.target, pair.draft):
-        if source is None or source.kind == "toy":
+        if source is None:
             continue
         here, size = fetched(source), size_of(source)
         if here is not None:

