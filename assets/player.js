@@ -210,11 +210,11 @@ function drawStrip(scene, width, round, s, lit) {
     const text = corrected ? slot.text : slot.first_guess.text;
     const verdict = verdictSoFar(round, s, i);
     const dropped = s.dropped[i];
-    const look = { color: ink.draft, dash: "6 4", opacity: ease(shown) * (1 - 0.62 * dropped) };
+    const look = { color: ink.draft, dash: "6 4", opacity: ease(shown) * (1 - 0.5 * dropped) };
     if (verdict === "accepted") Object.assign(look, { color: ink.accepted, dash: "none" });
     if (verdict === "rejected") Object.assign(look, { color: ink.rejected, dash: "none", strike: true });
     if (dropped > 0.3) Object.assign(look, { color: ink.dropped });
-    if (ink.outline && verdict === null && dropped <= 0.3) look.stroke = ink.draftLine;
+    if (verdict === null && dropped <= 0.3) look.stroke = ink.draftLine;
     chip(`draft:${i}`, i + 1, 26 + 10 * (1 - ease(shown)), text, look);
     if (corrected) {
       scene.text(`q:${i}`, x0(i + 1) + column / 2, 80, `q ${equals(slot.q)}`,
@@ -245,7 +245,7 @@ function drawStrip(scene, width, round, s, lit) {
   for (let i = 0; i <= n; i++) {
     if (i) scene.put(`cell:${i}`, "path", { d: `M${x0(i + 1)} ${top + 6} V${top + high - 6}`, stroke: ink.grid });
     if (known > 0) {
-      const label = i < n ? `p ${equals(round.slots[i].p)}` : "p alone";
+      const label = i < n ? `p ${equals(round.slots[i].p)}` : "no draft";
       scene.text(`p:${i}`, x0(i + 1) + column / 2, top + 24, label,
         { "text-anchor": "middle", "font-size": 12, opacity: known * (i < n ? 1 - 0.5 * s.dropped[i] : 1) });
     }
@@ -291,7 +291,7 @@ const BAR_ROWS = 10;
 const DETAIL_TOP = 30;
 const BARS_HEIGHT = 46 + BAR_ROWS * ROW;
 const RULER_HEIGHT = 132;
-const LINE_HEIGHT = 160;
+const LINE_HEIGHT = 176;
 
 // One position in full: paired bars, the accept test, the draw.
 function drawDetail(scene, width, round, at, s) {
@@ -305,7 +305,7 @@ function drawDetail(scene, width, round, at, s) {
   scene.text("title", 0, 16, title, { "font-size": 15, "font-weight": 600 });
   drawBars(scene, 0, DETAIL_TOP, left - (wide ? 28 : 0), round, place, at, s);
   const x = wide ? left : 0;
-  const room = wide ? width - left : width;
+  const room = (wide ? width - left : width) - 1;
   const y = wide ? DETAIL_TOP : DETAIL_TOP + BARS_HEIGHT + 14;
   drawRuler(scene, x, y, room, round, place, at, s);
   drawLine(scene, x, y + RULER_HEIGHT + 18, room, round, s);
@@ -335,8 +335,8 @@ function drawBars(scene, x, y, width, round, place, at, s) {
     lx += 17 + text.length * 6.1 + 14;
   };
   entry("p", "p target", { fill: ink.target, stroke: ink.target });
-  entry("q", "q draft", { fill: ink.draft, stroke: ink.fillLine });
-  if (!raw) entry("min", "min(p, q)", { fill: ink.accepted, stroke: ink.accepted });
+  if (drafted) entry("q", "q draft", { fill: ink.draft, stroke: ink.fillLine });
+  if (drafted && !raw) entry("min", "min(p, q)", { fill: ink.accepted, stroke: ink.accepted });
   const forming = round.kind === "leftover" && at === round.accepted ? ease(s.leftover) : 0;
   if (forming > 0 && !raw) entry("left", "left over", { fill: ink.bonus, stroke: ink.fillLine });
   if (raw) scene.text("legend:raw", lx, y + 13, "raw softmax, T = 1", { "font-size": 12, fill: ink.muted });
@@ -345,7 +345,7 @@ function drawBars(scene, x, y, width, round, place, at, s) {
   for (const tick of [0, limit / 2, limit]) {
     scene.put(`axis:${tick === 0 ? 0 : tick / limit}`, "path", { d: `M${start + sx(tick)} ${y + 40} V${y + 46 + BAR_ROWS * ROW - 2}`,
       stroke: ink.grid });
-    scene.text(`axis:${tick === 0 ? 0 : tick / limit}:text`, start + sx(tick), y + 34, number(tick),
+    scene.text(`axis:${tick === 0 ? 0 : tick / limit}:text`, start + sx(tick), y + 34, String(tick),
       { "font-size": 12, fill: ink.muted, "text-anchor": "middle" });
   }
   all.forEach((bar, i) => {
@@ -386,18 +386,19 @@ function drawBars(scene, x, y, width, round, place, at, s) {
 }
 
 function paragraph(scene, key, x, y, width, text, extra = {}) {
-  wrap(text, Math.floor(width / 6.3)).forEach((line, i) => {
-    scene.text(`${key}:${i}`, x, y + i * 17, line, { fill: scene.ink.muted, ...extra });
-  });
+  const size = extra["font-size"] ?? 13;
+  const lines = wrap(text, Math.floor(width / (size * scene.ink.pitch)));
+  lines.forEach((line, i) => scene.text(`${key}:${i}`, x, y + i * (size + 4), line, { fill: scene.ink.muted, ...extra }));
+  return lines.length * (size + 4);
 }
 
 // A pointer that falls on the line 0..1.
-function drawUniform(scene, key, x, width, y, u, fall) {
+function drawUniform(scene, key, x, width, y, height, u, fall) {
   const at = x + u * width;
   const tip = y - 30 * (1 - fall);
   scene.put(`${key}:tip`, "path", { d: `M${at} ${tip} l-6 -11 h12 Z`, fill: scene.ink.ink });
-  scene.put(`${key}:line`, "path", { d: `M${at} ${tip} V${y + (fall === 1 ? 22 : 0)}`, stroke: scene.ink.ink, "stroke-width": 2,
-    opacity: fall === 1 ? 1 : 0.25 });
+  scene.put(`${key}:line`, "path", { d: `M${at} ${tip} V${y + 6 * fall} M${at} ${y + height} v${6 * fall}`, stroke: scene.ink.ink,
+    "stroke-width": 2 });
   const label = `u ${equals(u)}`;
   const half = label.length * 3.6;
   scene.text(`${key}:label`, clamp(at, x + half, x + width - half), tip - 16, label,
@@ -417,12 +418,12 @@ function drawRuler(scene, x, y, width, round, place, at, s) {
   if (s.dropped[at] > 0.3) return say(place.words);
   const judged = s.judged[at];
   if (round.greedy) {
-    const rows = [["target's first choice", place.first_choice.text, ink.target], ["draft", place.text, ink.draftLine]];
-    rows.forEach(([name, text, color], i) => {
+    const rows = [["target's first choice", place.first_choice.text, ink.target, ink.target], ["draft", place.text, ink.draft, ink.draftLine]];
+    rows.forEach(([name, text, color, line], i) => {
       const top = y + 26 + i * 34;
       scene.text(`greedy:${i}:name`, x, top + 19, name, { "font-size": 12, fill: ink.muted });
       scene.put(`greedy:${i}:box`, "rect", { x: x + 124, y: top, width: Math.min(width - 128, 190), height: 28, rx: 7, fill: color,
-        "fill-opacity": 0.12, stroke: color, "stroke-width": 1.5, "stroke-dasharray": i ? "5 3" : "none" });
+        "fill-opacity": 0.14, stroke: line, "stroke-width": 1.5, "stroke-dasharray": i ? "5 3" : "none" });
       scene.mono(`greedy:${i}:text`, x + 134, top + 19, fit(text, Math.floor((Math.min(width - 128, 190) - 20) / 8)), { "font-size": 13 });
     });
     if (judged >= 0.5) {
@@ -449,7 +450,7 @@ function drawRuler(scene, x, y, width, round, place, at, s) {
   const half = label.length * 3.3;
   scene.text("test:label", clamp(x + threshold * width, x + half + 12, x + width - half - 12), line + 40, label,
     { "text-anchor": "middle", "font-size": 12, "font-weight": 600 });
-  if (judged > 0 && place.u !== null) drawUniform(scene, "test:u", x, width, line, place.u, ease(between(judged, 0, 0.75)));
+  if (judged > 0 && place.u !== null) drawUniform(scene, "test:u", x, width, line, 20, place.u, ease(between(judged, 0, 0.75)));
   if (judged >= 0.75) {
     scene.icon("test:icon", place.verdict, x, y + 119, 13);
     scene.text("test:verdict", x + 20, y + 130, place.verdict === "accepted" ? "accepted: u is below the mark" : "rejected: u is beyond the mark");
@@ -477,17 +478,17 @@ function drawLine(scene, x, y, width, round, s) {
   const line = y + 66;
   const full = left ? clamp(bonus.sum + (1 - bonus.sum) * ease(between(s.leftover, 0.25, 1)), 0.02, 1) : 1;
   const chosen = s.bonus > 0.6;
-  scene.put("draw:frame", "rect", { x, y: line, width, height: 24, fill: "none", stroke: ink.grid });
+  scene.put("draw:frame", "rect", { x, y: line, width, height: 24, fill: "none", stroke: ink.muted, "stroke-dasharray": "2 3" });
   bonus.intervals.forEach((cut, i) => {
     const from = x + cut.lo * width * full;
     const size = (cut.hi - cut.lo) * width * full;
     const lit = cut.drawn && chosen;
-    scene.put(`draw:${i}`, "rect", { x: from, y: line, width: size, height: 24, fill: cut.id === null ? ink.dropped : left ? ink.bonus : ink.target,
+    scene.put(`cut:${i}`, "rect", { x: from, y: line, width: size, height: 24, fill: cut.id === null ? ink.dropped : left ? ink.bonus : ink.target,
       "fill-opacity": lit ? 0.75 : cut.id === null ? 0.18 : i % 2 ? 0.34 : 0.22, stroke: ink.ink, "stroke-opacity": lit ? 1 : 0.35,
       "stroke-width": lit ? 2 : 0.75 });
     const room = Math.floor((size - 6) / 7.6);
     if (room >= Math.min(3, cells(cut.text)) && full === 1) {
-      scene.text(`draw:${i}:text`, from + size / 2, line + 17, fit(cut.text, room), { "text-anchor": "middle", "font-size": 12,
+      scene.text(`cut:${i}:text`, from + size / 2, line + 17, fit(cut.text, room), { "text-anchor": "middle", "font-size": 12,
         "font-family": cut.id === null ? ink.font : ink.mono });
     }
   });
@@ -498,7 +499,7 @@ function drawLine(scene, x, y, width, round, s) {
       { "font-size": 12, "text-anchor": full > 0.5 ? "end" : "start" });
   }
   if (s.bonus > 0 && bonus.u !== null && !round.greedy) {
-    drawUniform(scene, "draw:u", x, width, line, bonus.u, ease(between(s.bonus, 0, 0.6)));
+    drawUniform(scene, "draw:u", x, width, line, 24, bonus.u, ease(between(s.bonus, 0, 0.6)));
   }
   if (chosen) {
     const cut = bonus.intervals.find((c) => c.drawn);
@@ -520,7 +521,7 @@ const ACTIVE = { draft: "draft", correct: "draft", verify: "verify" };
 // Time drawn to length; inside it, how long the arithmetic and the memory reads would take at full rate.
 function drawBusy(scene, width, round, plain, ceilings, s) {
   const { ink } = scene;
-  const seconds = { ...round.seconds, plain: round.seconds.plain ?? plain?.median_seconds ?? null };
+  const seconds = { ...round.seconds, plain: round.seconds.plain ?? plain?.step_seconds ?? null };
   const longest = Math.max(...STEPS.map(([kind]) => seconds[kind] ?? 0), 1e-9);
   let y = 0;
   for (const [kind, name] of STEPS) {
@@ -532,7 +533,7 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
     scene.text(`${kind}:time`, width, y + 13, time === null ? "not measured" : kind === "draft" && !round.k ? "none" : si(time, "s"),
       { "text-anchor": "end" });
     const x = 6;
-    const long = time ? Math.max(2, ((width - x) * time) / longest) : 0;
+    const long = time ? Math.max(2, ((width - x - 1) * time) / longest) : 0;
     const share = (row, fraction, label, opacity) => {
       const top = y + 20 + row * 14;
       scene.put(`${kind}:${row}:idle`, "rect", { x, y: top, width: long, height: 13, fill: ink.dropped, "fill-opacity": 0.16, stroke: ink.fillLine,
@@ -546,16 +547,16 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
       share(0, point?.busy_fraction, "compute", 1);
       share(1, point?.stream_fraction, "memory", 0.5);
     }
-    scene.text(`${kind}:share`, 0, y + 63, point
-      ? `compute ${percent(point.busy_fraction)} · memory ${percent(point.stream_fraction)} · neither ${percent(point.overhead_fraction)}`
-      : time === null || !round.k && kind === "draft" ? "" : ceilings ? "too little counted work to place" : "shares need measured ceilings",
-      { "font-size": 12, fill: ink.muted });
+    const none = time === null || (kind === "draft" && !round.k);
+    const shares = point?.flagged ? "faster than a measured roof allows: measure the roofs again"
+      : point ? `compute ${percent(point.busy_fraction)} · memory ${percent(point.stream_fraction)} · neither ${percent(point.overhead_fraction)}`
+        : none ? "" : ceilings ? "no counted work (a lookup)" : "shares need measured ceilings";
+    scene.text(`${kind}:share`, 0, y + 63, shares, { "font-size": 12, fill: ink.muted });
     y += 74;
   }
-  paragraph(scene, "note", 0, y + 8, width, ceilings
+  return y + 8 + paragraph(scene, "note", 0, y + 8, width, ceilings
     ? "Time measured. Upper bar: counted FLOPs at this machine's measured peak. Lower bar: counted bytes at its measured bandwidth."
     : "Time measured. Ceilings not measured yet, so busy shares are unknown.", { "font-size": 12 });
-  return y + 8 + wrap("x".repeat(ceilings ? 130 : 70).replace(/(.{6})/g, "$1 "), Math.floor(width / 6.3)).length * 17;
 }
 
 const pointOf = (round, plain, kind) => round.points[kind] ?? (kind === "plain" ? plain?.point ?? null : null);
@@ -567,7 +568,7 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
     paragraph(scene, "none", 0, 16, width, "Ceilings not measured yet: without this machine's measured bandwidth and peak there is no roof to draw.");
     return 60;
   }
-  const height = 236;
+  const height = 280;
   const box = { x: 42, y: 8, w: width - 50, h: height - 50 };
   const ridge = ceilings.flops / ceilings.bandwidth;
   const low = { x: -1, y: Math.floor(Math.log10(ceilings.flops)) - 3 };
@@ -589,7 +590,8 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
     fill: "none", stroke: ink.ink, "stroke-width": 2 });
   scene.text("roof:flops", box.x + box.w - 2, sy(ceilings.flops) - 5, si(ceilings.flops, "FLOP/s"), { "text-anchor": "end", "font-size": 12 });
   const middle = Math.sqrt(lowest * ridge);
-  scene.text("roof:bandwidth", sx(middle) - 8, sy(middle * ceilings.bandwidth) - 6, si(ceilings.bandwidth, "B/s"), { "text-anchor": "end", "font-size": 12 });
+  scene.text("roof:bandwidth", sx(middle) - 8, sy(middle * ceilings.bandwidth) - 6, si(ceilings.bandwidth, "B/s"), { "text-anchor": "end", "font-size": 12,
+    stroke: ink.paper, "stroke-width": 3, "paint-order": "stroke" });
 
   const dots = STEPS.map(([kind, name]) => ({ kind, name, point: pointOf(round, plain, kind) }))
     .filter(({ point }) => point && point.flops > 0 && point.seconds > 0)
@@ -692,7 +694,6 @@ class Player {
       item.append(sample, label);
       this.el.legend.append(item);
     }
-    this.el.legend.classList.add("text-legend");
   }
 
   listen() {
@@ -768,10 +769,12 @@ class Player {
       this.at = { round, frame: clamp(data.seek.frame ?? 0, 0, this.rounds[round].frames.length - 1) };
       this.t = 1;
       this.started = true;
-    } else if (data.streaming && this.following && this.rounds.length && !this.playing) {
+    } else if ((data.streaming || this.wasStreaming) && this.following && this.rounds.length && !this.playing) {
       this.at = this.end();
       this.t = 1;
     }
+    this.wasStreaming = data.streaming;
+    this.hush();
     this.renderHead();
     this.renderStep();
     if (this.rounds.length && !this.started) {
@@ -794,7 +797,7 @@ class Player {
     const live = { ink: "var(--sv-ink)", muted: "var(--sv-muted)", grid: "var(--sv-grid)", paper: "var(--sv-paper)", font: "var(--sv-font)",
                    mono: "var(--sv-mono)", fillLine: "color-mix(in srgb, var(--sv-ink) 60%, transparent)", ...colours.roles };
     live.draftLine = "color-mix(in srgb, var(--sv-draft) 70%, var(--sv-ink))";
-    live.outline = true;
+    live.pitch = 0.455; // mean width of a character in ems: Source Sans is narrow
     for (const scene of Object.values(this.scenes)) scene.ink = live;
   }
 
@@ -907,7 +910,9 @@ class Player {
 
   // The sentence is read out at the reader's pace, not at the player's.
   hush() {
-    this.el.words.setAttribute("aria-live", this.playing && Number(this.el.speed.value) >= 2 ? "off" : "polite");
+    const fast = this.playing && Number(this.el.speed.value) >= 2;
+    const chased = this.data?.streaming && this.following;
+    this.el.words.setAttribute("aria-live", fast || chased ? "off" : "polite");
   }
 
   tell() {
@@ -988,8 +993,8 @@ class Player {
     el.scrub.setAttribute("aria-valuetext",
       `round ${this.at.round + 1} of ${this.rounds.length}, step ${this.at.frame + 1} of ${this.round.frames.length}`);
     el.follow.setAttribute("aria-pressed", String(this.following));
-    for (const name of ["first", "previous", "previousRound"]) buttons[name].disabled = index === 0;
-    for (const name of ["last", "next", "nextRound"]) buttons[name].disabled = index === last;
+    for (const name of ["first", "previous", "previousRound"]) mute(buttons[name], index === 0);
+    for (const name of ["last", "next", "nextRound"]) mute(buttons[name], index === last);
     const label = this.playing ? "Pause" : "Play";
     if (buttons.play.getAttribute("aria-label") !== label) {
       buttons.play.setAttribute("aria-label", label);
@@ -1006,7 +1011,7 @@ class Player {
     const items = [
       ["Tokens per target pass", number(c.tokens_per_pass), `${c.tokens} tokens in ${c.rounds} pass${c.rounds === 1 ? "" : "es"}, bonus included`],
       ["Acceptance rate", c.acceptance_rate === null ? "none drafted" : percent(c.acceptance_rate), `${c.accepted} of ${c.proposed} drafts (counted)`],
-      ["Tokens per second", number(c.tokens_per_second), plain.tokens_per_second
+      [this.data.rows > 1 ? "Tokens per second, all rows" : "Tokens per second", number(c.tokens_per_second), plain.tokens_per_second
         ? `${times(c.tokens_per_second, plain.tokens_per_second)}: ${number(plain.tokens_per_second)} tokens/s in the same run (measured)` : "plain not measured in this run"],
       ["FLOPs per token", si(c.flops_per_token, "FLOP"), plain.flops_per_token
         ? `${times(c.flops_per_token, plain.flops_per_token)}: ${si(plain.flops_per_token, "FLOP")} (counted)` : "plain not counted in this run"],
@@ -1194,7 +1199,7 @@ class Player {
   picture() {
     const { colours } = this.data;
     const paper = { ...colours.paper, ...colours.roles, font: "Helvetica, Arial, sans-serif", mono: "Menlo, Consolas, 'DejaVu Sans Mono', monospace",
-                    fillLine: colours.paper.ink, draftLine: "#8A5F00", outline: true };
+                    fillLine: colours.paper.ink, draftLine: "#8A5F00", pitch: 0.5 };
     const { round } = this;
     const frame = round.frames[this.at.frame];
     const s = story(round, this.at.frame, this.t);
@@ -1220,10 +1225,9 @@ class Player {
     const high = drawDetail(detail, inner, round, this.focus, s);
     detail.commit();
     const foot = scene(margin + 78 + size.height + 8 + high + 12);
-    const lines = wrap(`SpecViz · ${facts}`, Math.floor(inner / 6.3));
-    paragraph(foot, "facts", 0, 12, inner, lines.join(" "), { "font-size": 12 });
+    const low = paragraph(foot, "facts", 0, 12, inner, `SpecViz · ${facts}`, { "font-size": 12 });
     foot.commit();
-    const height = margin * 2 + 78 + size.height + 8 + high + 12 + lines.length * 17;
+    const height = margin * 2 + 78 + size.height + 8 + high + 12 + low;
     const width = inner + 2 * margin;
     for (const [name, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) svg.setAttribute(name, value);
     const ground = document.createElementNS(SVG, "rect");
@@ -1253,6 +1257,11 @@ class Player {
     };
     image.src = URL.createObjectURL(new Blob([text], { type: "image/svg+xml" }));
   }
+}
+
+// Not `disabled`: that would throw away the keyboard focus of whoever just pressed the button.
+function mute(button, off) {
+  button.setAttribute("aria-disabled", String(off));
 }
 
 function save(blob, name) {

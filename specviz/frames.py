@@ -53,15 +53,15 @@ def row_rounds(run, row: int = 0, start: int = 0) -> list[dict]:
 
 
 def plain_facts(run) -> dict:
-    """Plain decoding in the same run: tokens per second (measured) and FLOPs per token (counted), or None each."""
+    """Plain decoding in the same run: tokens per second and seconds of a step's forward pass (measured), FLOPs
+    per token (counted). None where nothing was measured."""
     baseline = run.baseline
     if baseline is None or not baseline.seconds:
-        return {"tokens_per_second": None, "flops_per_token": None, "steps": 0, "median_seconds": None}
+        return {"tokens_per_second": None, "flops_per_token": None, "step_seconds": None}
     return {
         "tokens_per_second": _short(baseline.tokens_per_second),
         "flops_per_token": _short(baseline.cost.flops / baseline.rows[-1]) if baseline.cost.flops else None,
-        "steps": len(baseline.seconds),
-        "median_seconds": _short(baseline.median),
+        "step_seconds": _short(roofline.plain_seconds(baseline)),
     }
 
 
@@ -142,7 +142,7 @@ def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
         "emitted": _emitted(run.pieces, v),
         "finished": v.finished,
         "seconds": {"draft": _short(round_.draft_seconds), "verify": _short(round_.verify_seconds),
-                    "other": _short(round_.other_seconds), "plain": plain["median_seconds"]},
+                    "other": _short(round_.other_seconds), "plain": plain["step_seconds"]},
         "tokens": {"draft": round_.draft_tokens, "verify": round_.target_tokens, "rows": len(round_.rows)},
         "points": {kind: point_data(points.get(kind)) for kind in ("draft", "verify", "plain")},
         "counters": {
@@ -389,7 +389,7 @@ def _frames(v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, gre
                 f"The serial step, which sees the token before, replaces {_quote(s['first_guess']['text'])} by "
                 f"{_quote(s['text'])} (q {_is(s['q'])}).")
     for s in () if parallel else slots:
-        sure = ", chosen without chance" if s["q"] == 1 else ""
+        sure = ", chosen without chance" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
         add("draft", [s["slot"]], f"Draft {s['slot'] + 1} of {len(slots)}",
             f"The drafter proposes {_quote(s['text'])} with q {_is(s['q'])}{sure}.")
     if slots:

@@ -88,7 +88,6 @@ def player(
             "stamp": stamp,
             "start": start,
             "rounds": frames.row_rounds(run, row, start),
-            "total_rounds": len(run.rounds),
             "streaming": streaming,
             "recorded": recorded,
             "autoplay": autoplay,
