@@ -18,6 +18,8 @@ IDLE = "#B8B8B8"
 ROLES = {"draft": DRAFT, "target": TARGET, "verify": TARGET, "accepted": ACCEPTED, "rejected": REJECTED,
          "bonus": BONUS, "dropped": DROPPED, "plain": PLAIN, "prefill": PREFILL}
 
+LINE = "#7F858C"
+"""Roofs, outlines and guides: legible on light and on dark paper."""
 INK_ON_LIGHT = "#1F2328"
 INK_ON_DARK = "#E8E6E3"
 MUTED_ON_LIGHT = "#57606A"

@@ -34,7 +34,8 @@ _SLOW_SECONDS = 0.25
 _LEAST_WIDTH = 1024
 """A product is large enough once it takes `_PRODUCT_SECONDS` and has the least width, or takes `_SLOW_SECONDS`."""
 _SECONDS = {False: 6.0, True: 2.0}
-_REPEATS = {False: (7, 40), True: (3, 9)}
+_REPEATS = {False: (5, 40), True: (3, 9)}
+"""Least and most repetitions, the warm-up counted."""
 
 Progress = Callable[[float, str], None]
 
@@ -54,6 +55,7 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
     kind = torch.device(device).type
     tell = progress or (lambda fraction, sentence: None)
     halt = stop or (lambda: False)
+    began, budget = time.perf_counter(), _SECONDS[quick]
     tell(0.0, "Preparing")
     # written once, so that every page is really there
     buffer = torch.ones(_room(device, _BUFFER_BYTES[kind]) // dtype.itemsize, dtype=dtype, device=device)
@@ -61,7 +63,6 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
     reads: list[float] = []
     products: list[float] = []
     least, most = _REPEATS[quick]
-    began, budget = time.perf_counter(), _SECONDS[quick]
     with torch.inference_mode():
         for repeat in range(most):
             spent = time.perf_counter() - began

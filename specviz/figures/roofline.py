@@ -1,0 +1,98 @@
+"""The roofline: arithmetic throughput against FLOPs per byte, both roofs, and each step as a point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from specviz import format
+from specviz.figures import palette, template
+from specviz.roofline import Point
+from specviz.trace import Ceilings
+
+_SYMBOLS = {"plain": "square", "verify": "circle", "draft": "diamond", "prefill": "triangle-up"}
+LOWEST_INTENSITY = 0.1
+
+
+def table(points: Iterable[Point], ceilings: Ceilings, labels: Iterable[str] | None = None) -> pd.DataFrame:
+    """Everything that the chart draws: first the two roofs by their end points, then a line per point.
+
+    `labels`: a short text per point, e.g. 'K = 4'; none by default.
+    """
+    points = list(points)
+    texts = list(labels) if labels is not None else [""] * len(points)
+    right = 10.0 ** _decades(ceilings)[1]
+    roofs = [("memory roof", LOWEST_INTENSITY, LOWEST_INTENSITY * ceilings.bandwidth),
+             ("memory roof", ceilings.ridge, ceilings.flops),
+             ("compute roof", ceilings.ridge, ceilings.flops), ("compute roof", right, ceilings.flops)]
+    rows = [{"kind": k, "intensity": x, "throughput": y} for k, x, y in roofs]
+    rows += [{"kind": p.kind, "intensity": p.intensity, "throughput": p.throughput, "label": t, "flops": p.flops,
+              "bytes": p.bytes, "seconds": p.seconds, "bound": p.bound, "roof": p.roof,
+              "busy_fraction": p.busy_fraction, "stream_fraction": p.stream_fraction,
+              "overhead_fraction": p.overhead_fraction, "flagged": p.flagged} for p, t in zip(points, texts)]
+    names = ["kind", "label", "intensity", "throughput", "flops", "bytes", "seconds", "bound", "roof", "busy_fraction",
+             "stream_fraction", "overhead_fraction", "flagged"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def figure(data: pd.DataFrame, ceilings: Ceilings, device: str = "", ghosts: pd.DataFrame | None = None) -> go.Figure:
+    """The chart of a `table`. Axes depend on the ceilings alone, so they stand still while points move.
+
+    `ghosts`: the table of an earlier setting, drawn faintly behind.
+    """
+    chart = go.Figure()
+    for kind, name in (("memory roof", format.si(ceilings.bandwidth, "B/s")),
+                       ("compute roof", format.si(ceilings.flops, "FLOP/s"))):
+        part = data[data.kind == kind]
+        chart.add_scatter(x=template.numbers(part.intensity), y=template.numbers(part.throughput), mode="lines",
+                          name=kind, line={"color": palette.LINE, "width": 2.5,
+                                           "dash": "solid" if kind == "memory roof" else "dash"},
+                          hovertemplate=f"{kind}: {name}<extra></extra>")
+    if ghosts is not None:
+        _add_points(chart, ghosts, ghost=True)
+    _add_points(chart, data, ghost=False)
+    low, high = _decades(ceilings)
+    top = math.ceil(math.log10(ceilings.flops) + 0.2)
+    chart.update_xaxes(type="log", range=[low, high], dtick=1, tickformat="~s", fixedrange=True)
+    chart.update_yaxes(type="log", range=[top - 5, top], dtick=1, tickformat="~s", fixedrange=True)
+    title, alt = _words(data, ceilings, device)
+    return template.finish(chart, title, alt, "Intensity: FLOPs per byte moved", "Throughput (FLOP/s)")
+
+
+def _add_points(chart: go.Figure, data: pd.DataFrame, ghost: bool) -> None:
+    for kind, symbol in _SYMBOLS.items():
+        part = data[data.kind == kind]
+        if part.empty:
+            continue
+        hover = [f"<b>{kind}</b> {r.label}<br>{format.si(r.flops, 'FLOP')} and {format.si(r.bytes, 'B')} in "
+                 f"{format.seconds(r.seconds)}<br>{format.number(r.intensity)} FLOP/byte, "
+                 f"{format.si(r.throughput, 'FLOP/s')}<br>compute busy {format.percent(r.busy_fraction)}, memory "
+                 f"streaming {format.percent(r.stream_fraction)}" for r in part.itertuples()]
+        chart.add_scatter(
+            x=template.numbers(part.intensity), y=template.numbers(part.throughput), mode="markers+text",
+            name=f"{kind}, before" if ghost else kind, text=None if ghost else part.label.tolist(),
+            textposition="bottom center", opacity=0.3 if ghost else 1.0, hovertext=hover, hoverinfo="text",
+            marker={"color": palette.ROLES[kind], "size": 13, "symbol": symbol,
+                    "line": {"color": palette.LINE, "width": 1.5}})
+
+
+def _decades(ceilings: Ceilings) -> tuple[int, int]:
+    """The x axis in powers of ten: up to well past the ridge."""
+    return round(math.log10(LOWEST_INTENSITY)), max(3, math.ceil(math.log10(ceilings.ridge) + 1))
+
+
+def _words(data: pd.DataFrame, ceilings: Ceilings, device: str) -> tuple[str, str]:
+    where = f" on {device}" if device else ""
+    steps = {k: data[data.kind == k].iloc[-1] for k in _SYMBOLS if (data.kind == k).any()}
+    title = f"Under the ridge of {format.number(ceilings.ridge)} FLOP/byte, memory sets the time{where}"
+    if "plain" in steps and "verify" in steps:
+        plain, verify = steps["plain"], steps["verify"]
+        title = (f"A verify pass does {format.number(verify.flops / plain.flops)} times the arithmetic of a plain step in "
+                 f"{format.number(verify.seconds / plain.seconds)} times its time{where}")
+    parts = [f"{k}: {format.number(s.intensity)} FLOP/byte at {format.si(s.throughput, 'FLOP/s')}, compute busy "
+             f"{format.percent(s.busy_fraction)} of the time" for k, s in steps.items()]
+    return title, (f"Roofline, both axes logarithmic. Memory roof {format.si(ceilings.bandwidth, 'B/s')}, compute roof "
+                   f"{format.si(ceilings.flops, 'FLOP/s')}. " + "; ".join(parts) + ".")
