@@ -981,7 +981,13 @@ class Player {
     this.renderTable();
     this.draw();
     this.renderLit();
-    this.scrollToFocus();
+    // once per step, lest a tick of the server takes a scrolled strip out of the reader's hand
+    const place = `${this.run}|${this.row}|${this.at.round}|${this.at.frame}`;
+    if (place !== this.place) {
+      this.place = place;
+      this.scrollToFocus();
+      el.text.scrollTop = el.text.scrollHeight;
+    }
   }
 
   renderControls() {
@@ -1067,8 +1073,6 @@ class Player {
       button.className = `tok ${token.origin}${r === this.at.round ? " current" : ""}`;
       button.tabIndex = r === this.at.round ? 0 : -1;
     });
-    if (!wanted.length && !text.children.length) text.textContent = "";
-    text.scrollTop = text.scrollHeight;
   }
 
   renderTable() {
