@@ -157,7 +157,9 @@ class Round:
     draft_seconds: float
     verify_seconds: float
     other_seconds: float
-    """Sampling arithmetic, bookkeeping and recording: everything that is neither draft nor verify."""
+    """Sampling arithmetic and bookkeeping: what decoding does besides drafting and verifying."""
+    recording_seconds: float
+    """Spent on writing down the Positions. It is no part of decoding and not in `seconds`."""
     target_tokens: int
     """Positions that the target forwarded: the sum over rows of 1 + verified."""
     draft_tokens: int
@@ -457,7 +459,7 @@ def _check(trace: Trace) -> None:
     seen: set[int] = set()
     for number, round_ in enumerate(trace.rounds):
         demand(round_.index == number, "its rounds are out of order")
-        times = (round_.draft_seconds, round_.verify_seconds, round_.other_seconds)
+        times = (round_.draft_seconds, round_.verify_seconds, round_.other_seconds, round_.recording_seconds)
         demand(min(times) >= 0, "a round took negative time")
         for v in round_.rows:
             demand(0 <= v.row < len(trace.prompts), "a round names a row that does not exist")

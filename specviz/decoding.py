@@ -1,0 +1,264 @@
+"""The decoding loop: propose, verify, judge, commit; one Round at a time, for one row or many.
+
+Reads beside Leviathan et al. 2023 (arXiv 2211.17192), algorithm 1. It knows a target and a drafter only
+through their protocols. Rows never influence each other: each has its own length, its own stream of
+uniforms and its own round count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from specviz import recording
+from specviz.costs import pass_cost
+from specviz.drafters.base import Drafter, Proposal, Request
+from specviz.errors import SettingsError
+from specviz.models.causal import CausalModel
+from specviz.sampling import Judgement, draw, judge, uniform, warp
+from specviz.trace import MAX_ROWS, Baseline, Cost, Round, Settings, Verdict
+
+
+@dataclass
+class Row:
+    """One text being decoded. cached = prompt + emitted tokens without the last one, the anchor."""
+
+    id: int
+    seed: int
+    prompt: tuple[int, ...]
+    limit: int
+    """How many tokens it may emit."""
+    emitted: list[int] = field(default_factory=list)
+    rounds: int = 0
+
+    @property
+    def anchor(self) -> int:
+        return self.emitted[-1] if self.emitted else self.prompt[-1]
+
+    @property
+    def remaining(self) -> int:
+        return self.limit - len(self.emitted)
+
+
+@dataclass
+class Measurements:
+    """What a run measures besides its rounds; filled in while it goes."""
+
+    prefill_seconds: float = 0.0
+    baseline: Baseline = field(default_factory=Baseline)
+
+
+def check_prompts(target: CausalModel, prompts: Sequence[Sequence[int]], settings: Settings) -> None:
+    """Refuse, with a sentence, prompts that the target cannot decode. Raises SettingsError."""
+    if not 1 <= len(prompts) <= MAX_ROWS:
+        raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {len(prompts)}.")
+    for prompt in prompts:
+        if not prompt:
+            raise SettingsError("The prompt is empty: type at least one character.")
+        if not all(0 <= t < target.vocab_size for t in prompt):
+            raise SettingsError("The prompt has token ids that the target does not know.")
+        room = (target.max_positions or 2**30) - settings.max_new_tokens
+        if len(prompt) > room:
+            raise SettingsError(
+                f"The prompt has {len(prompt)} tokens; with {settings.max_new_tokens} new ones the target has room for "
+                f"{max(room, 0)}. Shorten the prompt or the length."
+            )
+
+
+def decode(
+    target: CausalModel,
+    drafter: Drafter | None,
+    prompts: Sequence[Sequence[int]],
+    settings: Settings,
+    *,
+    seeds: Sequence[int] | None = None,
+    eos_ids: frozenset[int] | None = None,
+    choose_k: Callable[[Row], int] | None = None,
+    cut: Callable[[Proposal], list[int]] | None = None,
+    baseline_every: int = 0,
+    record: bool = True,
+    measured: Measurements | None = None,
+) -> Iterator[Round]:
+    """Decode one row per prompt and yield each Round as it happens. Closing the generator frees the cache.
+
+    prompts: token ids, at least one each. seeds: one per row, default settings.seed + row index; a row with
+    the same seed gives the same output alone and in any batch. drafter None or K = 0: plain decoding.
+    choose_k: K of a row's next round, default settings.k. cut: how many drafts of each row go to the verify
+    pass, decided from the proposal. baseline_every: after every that many rounds (and the first) a plain
+    step of the same rows is timed and undone, into measured.baseline. record False: Rounds carry no Positions' details.
+    """
+    check_prompts(target, prompts, settings)
+    measured = measured if measured is not None else Measurements()
+    seeds = seeds if seeds is not None else [settings.seed + i for i in range(len(prompts))]
+    eos_ids = target.eos_ids() if eos_ids is None else eos_ids
+    rows = [Row(i, seed, tuple(p), settings.max_new_tokens) for i, (seed, p) in enumerate(zip(seeds, prompts))]
+    cache = target.new_cache()
+    taps = drafter.taps if drafter else ()
+    max_k = min(settings.k if choose_k is None else 16, drafter.max_k) if drafter else 0
+    now = _clock(target.device)
+
+    def warped(logits: torch.Tensor) -> torch.Tensor:
+        return warp(logits, settings.temperature, settings.top_k, settings.top_p)
+
+    # 1. The prompt is forwarded once, all but its last token, which is the first anchor.
+    started = now()
+    for row in rows:
+        cache.add(row.id, len(row.prompt) + row.limit + max_k + 1)
+    long = [row for row in rows if len(row.prompt) > 1]
+    tapped = {row.id: None for row in rows}
+    if long:
+        out = target.forward(cache, [r.id for r in long], [r.prompt[:-1] for r in long], taps, logits=False)
+        if taps:
+            tapped |= {row.id: t for row, t in zip(long, out.taps)}
+    if drafter:
+        width = len(taps) * target.hidden_size
+        for row in rows:
+            context = tapped[row.id]
+            if taps and context is None:
+                context = torch.empty(0, width, dtype=target.dtype, device=target.device)
+            drafter.start(row.id, row.prompt, context, len(row.prompt) + row.limit + max_k + 1)
+    measured.prefill_seconds = now() - started
+
+    active = rows
+    index = 0
+    while active:
+        # 2. Propose: K drafts per row, but no more than could still be emitted beside the bonus token.
+        t0 = now()
+        requests = []
+        for row in active:
+            k = min(choose_k(row) if choose_k else settings.k, max_k, row.remaining - 1)
+            if k > 0:
+                us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
+                requests.append(Request(row.id, row.anchor, k, us))
+        proposal = drafter.propose(requests) if requests else None
+        drafts = {row.id: _Draft.none(target) for row in active}
+        if proposal:
+            lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
+            drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
+
+        # 3. Verify: anchor and drafts of every row, K + 1 positions each, in one pass.
+        t1 = now()
+        contexts = [cache.lengths[row.id] for row in active]
+        packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
+        out = target.forward(cache, [row.id for row in active], packed, taps)
+        t2 = now()
+
+        # 4. Judge each row by itself, keep what it earned, and roll the rest back.
+        verdicts, recording_seconds = [], 0.0
+        going_on = []
+        for i, row in enumerate(active):
+            draft = drafts[row.id]
+            k = len(draft.tokens)
+            target_probs = warped(out.logits[i])
+            accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
+            bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
+            judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
+            emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
+            on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
+            accepted = len(emitted) if on_draft else judgement.accepted
+            bonus = None if on_draft else judgement.bonus_token
+            judged = accepted if on_draft else min(accepted + 1, k)
+            before = now()
+            positions = recording.positions(
+                out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
+                judged, accepted, bonus, draft.confidence, draft.first_guess,
+            ) if record else ()
+            recording_seconds += now() - before
+            verdicts.append(Verdict(
+                row.id, contexts[i], row.anchor, draft.proposed, k, accepted, positions, tuple(emitted),
+                None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
+            ))
+            row.emitted += emitted
+            row.rounds += 1
+            if finished:
+                cache.drop(row.id)
+                if drafter:
+                    drafter.drop(row.id)
+            else:
+                cache.truncate(row.id, contexts[i] + 1 + accepted)
+                if drafter:
+                    drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
+                going_on.append(row)
+        t3 = now()
+
+        yield Round(
+            index, tuple(verdicts), t1 - t0, t2 - t1, t3 - t2 - recording_seconds, recording_seconds,
+            sum(map(len, packed)), proposal.draft_tokens if proposal else 0,
+            pass_cost(target.shape, [len(p) for p in packed], contexts, sum(map(len, packed))),
+            proposal.cost if proposal else Cost(0, 0),
+        )
+        active = going_on
+        if baseline_every and active and index % baseline_every == 0:
+            measured.baseline = _plain_step(target, cache, active, warped, measured.baseline, now)
+        index += 1
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """One row's share of a Proposal, as far as it goes to the verify pass."""
+
+    proposed: int
+    tokens: list[int]
+    probs: torch.Tensor
+    logits: torch.Tensor | None
+    confidence: list[float] | None
+    first_guess: list[int] | None
+
+    @classmethod
+    def of(cls, proposal: Proposal, i: int, length: int) -> _Draft:
+        logits = proposal.draft_logits[i]
+        return cls(
+            len(proposal.tokens[i]), proposal.tokens[i][:length], proposal.draft_probs[i][:length],
+            None if logits is None else logits[:length],
+            proposal.confidence[i][:length] if proposal.confidence else None,
+            proposal.first_guess[i][:length] if proposal.first_guess else None,
+        )
+
+    @classmethod
+    def none(cls, target: CausalModel) -> _Draft:
+        empty = torch.empty(0, target.vocab_size, dtype=torch.float64, device=target.device)
+        return cls(0, [], empty, None, None, None)
+
+
+def _emit(row: Row, drafts: list[int], judgement: Judgement, eos_ids: frozenset[int]) -> tuple[list[int], str | None]:
+    """The tokens a row emits: accepted drafts and bonus, ending at an end-of-text token or at its limit."""
+    emitted = [*drafts[: judgement.accepted], judgement.bonus_token]
+    for n, token in enumerate(emitted, 1):
+        if token in eos_ids:
+            return emitted[:n], "eos"
+    return emitted, "length" if len(emitted) == row.remaining else None
+
+
+def _plain_step(target, cache, rows, warped, baseline: Baseline, now) -> Baseline:
+    """Time what plain decoding would do next for these rows, then undo it."""
+    contexts = [cache.lengths[row.id] for row in rows]
+    started = now()
+    out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
+    forwarded = now()
+    for row, logits in zip(rows, out.logits):
+        draw(warped(logits[0]), uniform(row.seed, row.rounds, 0, "bonus"))
+    ended = now()
+    for row, length in zip(rows, contexts):
+        cache.truncate(row.id, length)
+    return Baseline(
+        (*baseline.seconds, ended - started), (*baseline.forward_seconds, forwarded - started),
+        (*baseline.rows, len(rows)), pass_cost(target.shape, [1] * len(rows), contexts, len(rows)),
+    )
+
+
+def _clock(device: torch.device) -> Callable[[], float]:
+    """Seconds now, after the device has done all that was asked of it."""
+    if device.type == "cuda":
+        def now() -> float:
+            torch.cuda.synchronize(device)
+            return time.perf_counter()
+        return now
+    if device.type == "mps":
+        def now() -> float:
+            torch.mps.synchronize()
+            return time.perf_counter()
+        return now
+    return time.perf_counter

@@ -1,0 +1,110 @@
+"""A small causal language model that drafts one token after the other: K passes for K tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from specviz.costs import pass_cost
+from specviz.drafters.base import Proposal, Request
+from specviz.models.causal import CausalModel
+from specviz.sampling import draw, warp
+from specviz.trace import MAX_K, Cost, Settings
+
+
+class AutoregressiveDrafter:
+    """Any causal model with the target's tokenizer. q is its own distribution, warped as the target's is."""
+
+    taps = ()
+    max_k = MAX_K
+    parallel = False
+
+    def __init__(
+        self, model: CausalModel, vocab_size: int, settings: Settings,
+        name: str = "autoregressive", label: str = "autoregressive: a small model drafts one token at a time",
+    ):
+        """vocab_size: the target's. Ids that only the model has are never proposed."""
+        self.model, self.vocab_size, self.settings = model, vocab_size, settings
+        self.name, self.label = name, label
+        self._cache = model.new_cache()
+        self._texts: dict[int, list[int]] = {}
+        """Committed tokens of each row, the anchor included."""
+        self._forwarded: dict[int, list[int]] = {}
+        """What the row's cache holds."""
+
+    def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
+        self._cache.add(row, capacity)
+        self._texts[row] = list(prompt)
+        self._forwarded[row] = list(prompt[:-1])
+        if len(prompt) > 1:
+            self.model.forward(self._cache, [row], [prompt[:-1]], logits=False)
+
+    def propose(self, requests: Sequence[Request]) -> Proposal:
+        tokens: list[list[int]] = [[] for _ in requests]
+        probs: list[list[torch.Tensor]] = [[] for _ in requests]
+        logits: list[list[torch.Tensor]] = [[] for _ in requests]
+        # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
+        feed = {i: self._texts[r.row][len(self._forwarded[r.row]):] for i, r in enumerate(requests)}
+        forwarded, flops, moved = 0, 0, 0
+        while feed:
+            rows = [requests[i].row for i in feed]
+            contexts = [self._cache.lengths[row] for row in rows]
+            out = self.model.forward(self._cache, rows, list(feed.values()), logits=[1] * len(rows))
+            cost = pass_cost(self.model.shape, [len(t) for t in feed.values()], contexts, len(rows))
+            forwarded, flops, moved = forwarded + sum(map(len, feed.values())), flops + cost.flops, moved + cost.bytes
+            following = {}
+            for (i, fed), row_logits in zip(feed.items(), out.logits):
+                request, slot = requests[i], len(tokens[i])
+                self._forwarded[request.row] += fed
+                raw = self._fit(row_logits[0])
+                q = warp(raw, self.settings.temperature, self.settings.top_k, self.settings.top_p)
+                token = draw(q, request.uniforms[slot])
+                tokens[i].append(token)
+                probs[i].append(q)
+                logits[i].append(raw)
+                if len(tokens[i]) < request.k:
+                    following[i] = [token]
+            feed = following
+        return Proposal(
+            tokens, [torch.stack(p) for p in probs], [torch.stack(x) for x in logits], forwarded, Cost(flops, moved)
+        )
+
+    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
+        """[V of the drafter] -> [V of the target]: padding ids that only one of them has are never drafted."""
+        missing = self.vocab_size - len(logits)
+        if missing > 0:
+            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
+        return logits[: self.vocab_size]
+
+    def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
+        text, cached = self._texts[row], self._forwarded[row]
+        text += emitted
+        # Keep of the cache what the verdict confirmed; the new anchor itself is never in it.
+        agreed = min(len(cached), len(text) - 1)
+        while cached[:agreed] != text[:agreed]:
+            agreed -= 1
+        del cached[agreed:]
+        self._cache.truncate(row, agreed)
+
+    def drop(self, row: int) -> None:
+        self._cache.drop(row)
+        del self._texts[row], self._forwarded[row]
+
+
+def first_layers(target: CausalModel, layers: int, settings: Settings, module: torch.nn.Module) -> AutoregressiveDrafter:
+    """The target's own first layers as drafter; `module` from `first_layers_module`, shared between runs."""
+    return AutoregressiveDrafter(
+        CausalModel(module), target.vocab_size, settings, "first-layers",
+        f"first {layers} of the target's own {target.layers} layers, untrained for this: a stand-in, not a good drafter",
+    )
+
+
+def first_layers_module(target: CausalModel, layers: int) -> torch.nn.Module:
+    """A model that is the target's first layers, then its final norm and head. It shares the target's tensors."""
+    config = type(target.module.config).from_dict(target.module.config.to_dict() | {"num_hidden_layers": layers})
+    module = type(target.module)(config)
+    own = target.module.state_dict()
+    module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
+    module.tie_weights()
+    return module.to(target.device)
