@@ -40,11 +40,10 @@ def figure(data: pd.DataFrame) -> go.Figure:
         texts = [f"{format.percent(s)} {'idle' if idle else ''}".strip() if f else "" for s, f in zip(rows.share, fits)]
         chart.add_bar(y=[lane for lane, c in zip(lanes, chosen) if c], x=template.numbers(rows.seconds * 1e3),
                       base=template.numbers(rows.start_seconds * 1e3), orientation="h", name=part, text=texts,
-                      textposition="inside", insidetextanchor="middle", insidetextfont={"color": "#1F2328" if part !=
-                                                                                       "compute busy" else "#FFFFFF"},
+                      textposition="inside", insidetextanchor="middle", textangle=0,
+                      insidetextfont={"color": palette.PAPER_LIGHT if part == "compute busy" else palette.INK_ON_LIGHT},
                       marker={"color": colour, "line": {"color": palette.LINE, "width": 1},
-                              "pattern": {"shape": "/" if idle else "", "fgcolor": palette.LINE, "size": 6,
-                                          "solidity": 0.15}},
+                              "pattern": template.hatch("/" if idle else "")},
                       hovertemplate="%{y}: " + part + " %{x:.3g} ms<extra></extra>")
     order = list(dict.fromkeys(lanes))
     chart.update_layout(barmode="overlay", bargap=0.25)

@@ -56,8 +56,8 @@ def figure(data: pd.DataFrame, ceilings: Ceilings, device: str = "", ghosts: pd.
     _add_points(chart, data, ghost=False)
     low, high = _decades(ceilings)
     top = math.ceil(math.log10(ceilings.flops) + 0.2)
-    chart.update_xaxes(type="log", range=[low, high], dtick=1, tickformat="~s", fixedrange=True)
-    chart.update_yaxes(type="log", range=[top - 5, top], dtick=1, tickformat="~s", fixedrange=True)
+    chart.update_xaxes(type="log", range=[low, high], dtick=1, tickformat="~g", fixedrange=True)
+    chart.update_yaxes(type="log", range=[top - 4, top], dtick=1, tickformat="~s", fixedrange=True)
     title, alt = _words(data, ceilings, device)
     return template.finish(chart, title, alt, "Intensity: FLOPs per byte moved", "Throughput (FLOP/s)")
 
@@ -90,8 +90,9 @@ def _words(data: pd.DataFrame, ceilings: Ceilings, device: str) -> tuple[str, st
     title = f"Under the ridge of {format.number(ceilings.ridge)} FLOP/byte, memory sets the time{where}"
     if "plain" in steps and "verify" in steps:
         plain, verify = steps["plain"], steps["verify"]
-        title = (f"A verify pass does {format.number(verify.flops / plain.flops)} times the arithmetic of a plain step in "
-                 f"{format.number(verify.seconds / plain.seconds)} times its time{where}")
+        work, time = verify.flops / plain.flops, verify.seconds / plain.seconds
+        title = (f"A verify pass does {format.number(work)} times the arithmetic of a plain step in "
+                 f"{format.number(time)} times its time{where}")
     parts = [f"{k}: {format.number(s.intensity)} FLOP/byte at {format.si(s.throughput, 'FLOP/s')}, compute busy "
              f"{format.percent(s.busy_fraction)} of the time" for k, s in steps.items()]
     return title, (f"Roofline, both axes logarithmic. Memory roof {format.si(ceilings.bandwidth, 'B/s')}, compute roof "

@@ -33,8 +33,7 @@ def tokens_figure(data: pd.DataFrame) -> go.Figure:
         chart.add_bar(x=template.numbers(data["round"]), y=template.numbers(sign * counts), name=name,
                       customdata=template.numbers(counts),
                       marker={"color": colour, "line": {"color": palette.LINE, "width": 0.5},
-                              "pattern": {"shape": {"rejected": "x", "dropped": "/"}.get(name, ""), "size": 6,
-                                          "solidity": 0.2, "fgcolor": palette.PAPER_LIGHT}},
+                              "pattern": template.hatch({"rejected": "x", "dropped": "/"}.get(name, ""))},
                       hovertemplate="round %{x}: %{customdata} " + name + "<extra></extra>")
     emitted = data.accepted + data.bonus
     mean = emitted.sum() / len(data) if len(data) else float("nan")
@@ -51,7 +50,8 @@ def tokens_figure(data: pd.DataFrame) -> go.Figure:
 def acceptance_table(trace: Trace, row: int | None = None) -> pd.DataFrame:
     """Per draft position: how many drafts were proposed, judged (all before accepted) and accepted; two rates.
 
-    `of_proposed` counts a dropped draft as lost; `of_judged` asks only of drafts that the chain reached. None: all rows.
+    `of_proposed` counts a dropped draft as lost; `of_judged` asks only of drafts that the chain reached. Row None:
+    all rows together.
     """
     counts: dict[int, list[int]] = {}
     for round_ in trace.rounds:
@@ -64,7 +64,8 @@ def acceptance_table(trace: Trace, row: int | None = None) -> pd.DataFrame:
                 if position.verdict in ("accepted", "rejected"):
                     counts[i][1] += 1
                     counts[i][2] += position.verdict == "accepted"
-    rows = [(i, n, judged, ok, ok / n, ok / judged if judged else None) for i, (n, judged, ok) in sorted(counts.items())]
+    rows = [(i, n, judged, ok, ok / n, ok / judged if judged else None)
+            for i, (n, judged, ok) in sorted(counts.items())]
     names = ["position", "proposed", "judged", "accepted", "of_proposed", "of_judged"]
     return pd.DataFrame(rows, columns=names)
 
@@ -75,12 +76,12 @@ def acceptance_figure(data: pd.DataFrame) -> go.Figure:
     for column, name, colour, dash in (("of_judged", "of the drafts judged there", palette.ACCEPTED, "solid"),
                                        ("of_proposed", "of all drafts proposed there", palette.DRAFT, "dash")):
         part = data[data[column].notna()]
-        chart.add_scatter(x=template.numbers(part.position), y=template.numbers(100 * part[column].astype(float)), name=name,
-                          mode="lines+markers", line={"color": colour, "dash": dash, "width": 2.5},
+        chart.add_scatter(x=template.numbers(part.position), y=template.numbers(100 * part[column].astype(float)),
+                          name=name, mode="lines+markers", line={"color": colour, "dash": dash, "width": 2.5},
                           marker={"size": 9, "line": {"color": palette.LINE, "width": 1}},
                           customdata=part[["accepted", "judged", "proposed"]].to_numpy().tolist(),
-                          hovertemplate="position %{x}: %{y:.3g} %<br>%{customdata[0]} accepted, %{customdata[1]} judged, "
-                                        "%{customdata[2]} proposed<extra></extra>")
+                          hovertemplate="position %{x}: %{y:.3g} %<br>%{customdata[0]} accepted, %{customdata[1]} "
+                                        "judged, %{customdata[2]} proposed<extra></extra>")
     chart.update_yaxes(range=[0, 105], fixedrange=True)
     _whole_numbers(chart, data.position)
     if data.empty:
@@ -88,8 +89,8 @@ def acceptance_figure(data: pd.DataFrame) -> go.Figure:
     else:
         first, last = data.iloc[0], data.iloc[-1]
         rate = data.accepted.sum() / data.proposed.sum()
-        title = (f"{format.percent(rate)} of all drafts were accepted; at position 1 {format.percent(first.of_proposed)}, "
-                 f"at position {last.position:.0f} {format.percent(last.of_proposed)}")
+        title = (f"{format.percent(rate)} of all drafts were accepted: {format.percent(first.of_proposed)} at position "
+                 f"1, {format.percent(last.of_proposed)} at position {last.position:.0f}")
         alt = "Acceptance rate by draft position. " + "; ".join(
             f"position {r.position}: {r.accepted} accepted of {r.judged} judged and {r.proposed} proposed"
             for r in data.itertuples())
@@ -99,8 +100,8 @@ def acceptance_figure(data: pd.DataFrame) -> go.Figure:
 def seconds_table(trace: Trace) -> pd.DataFrame:
     """Per round: seconds of draft, verify and the rest, tokens emitted, and the median plain step of the same run."""
     plain = trace.baseline.median
-    rows = [(r.index + 1, r.draft_seconds, r.verify_seconds, r.other_seconds, sum(len(v.emitted) for v in r.rows), plain)
-            for r in trace.rounds]
+    rows = [(r.index + 1, r.draft_seconds, r.verify_seconds, r.other_seconds, sum(len(v.emitted) for v in r.rows),
+             plain) for r in trace.rounds]
     names = ["round", "draft_seconds", "verify_seconds", "other_seconds", "emitted", "plain_step_seconds"]
     return pd.DataFrame(rows, columns=names)
 
@@ -126,8 +127,9 @@ def seconds_figure(data: pd.DataFrame) -> go.Figure:
     _whole_numbers(chart, data["round"])
     chart.update_yaxes(rangemode="tozero", fixedrange=True)
     shares = {n: data[f"{n}_seconds"].sum() / totals.sum() if len(data) else None for n in ("draft", "verify", "other")}
-    return template.finish(chart, title, "Stacked bars per round, medians in the title. Of all time: "
-                           + ", ".join(f"{n} {format.percent(s)}" for n, s in shares.items()) + ".", "Round", "Time (ms)")
+    said = ", ".join(f"{n} {format.percent(s)}" for n, s in shares.items())
+    return template.finish(chart, title, f"Stacked bars per round, medians in the title. Of all time: {said}.", "Round",
+                           "Time (ms)")
 
 
 def ledger_table(trace: Trace) -> pd.DataFrame:
@@ -153,28 +155,26 @@ def ledger_table(trace: Trace) -> pd.DataFrame:
 
 
 def ledger_figure(data: pd.DataFrame) -> go.Figure:
-    """FLOPs per emitted token, stacked, with the seconds per token written beside each bar."""
+    """FLOPs per emitted token, stacked; the seconds per token stand at the bar's name."""
     chart = go.Figure()
+    totals = data.groupby("decoding").flops_per_token.sum()
+    times = data.groupby("decoding").seconds_per_token.first()
+    names = {n: f"{n}<br>{format.seconds(times[n])}/token" for n in ("speculative", "plain") if n in totals.index}
     for part, colour, pattern in (("useful target work", palette.TARGET, ""),
                                   ("wasted verification", palette.REJECTED, "x"), ("draft", palette.DRAFT, "/")):
         rows = data[data.part == part]
-        chart.add_bar(y=rows.decoding.tolist(), x=template.numbers(rows.flops_per_token), name=part, orientation="h",
-                      marker={"color": colour, "line": {"color": palette.LINE, "width": 1},
-                              "pattern": {"shape": pattern, "size": 6, "solidity": 0.2,
-                                          "fgcolor": palette.PAPER_LIGHT}},
+        chart.add_bar(y=[names[n] for n in rows.decoding], x=template.numbers(rows.flops_per_token), name=part,
+                      orientation="h", marker={"color": colour, "line": {"color": palette.LINE, "width": 1},
+                                               "pattern": template.hatch(pattern)},
                       hovertemplate="%{y}: " + part + " %{x:.3s}FLOP per token<extra></extra>")
-    totals = data.groupby("decoding").flops_per_token.sum()
-    times = data.groupby("decoding").seconds_per_token.first()
-    for name, total in totals.items():
-        chart.add_annotation(x=total, y=name, text=f"{format.seconds(times[name])} a token", showarrow=False,
-                             xanchor="right" if total == totals.max() else "left", xshift=0, yshift=34)
     chart.update_layout(barmode="stack", bargap=0.5)
     chart.update_xaxes(rangemode="tozero", tickformat="~s", fixedrange=True)
-    chart.update_yaxes(categoryorder="array", categoryarray=["speculative", "plain"], fixedrange=True, showgrid=False)
+    chart.update_yaxes(categoryorder="array", categoryarray=list(names.values()), fixedrange=True, showgrid=False)
     title = "FLOPs per emitted token"
     if {"speculative", "plain"} <= set(totals.index) and times["plain"] and times["speculative"]:
-        title = (f"FLOPs per token: {format.number(totals['speculative'] / totals['plain'])} times plain decoding's; time per "
-                 f"token: {format.number(times['speculative'] / times['plain'])} times")
+        work, wait = totals["speculative"] / totals["plain"], times["speculative"] / times["plain"]
+        title = (f"Per token, {format.number(work)} times the FLOPs of plain decoding and {format.number(wait)} times "
+                 "its wait")
     said = [f"{r.decoding}, {r.part}: {format.si(r.flops_per_token, 'FLOP')}" for r in data.itertuples()]
     return template.finish(chart, title, "Stacked bars of FLOPs per emitted token. " + "; ".join(said) + ".",
                            "FLOPs per emitted token", "")

@@ -24,10 +24,10 @@ def _template(ink: str, muted: str, grid: str, paper: str) -> go.layout.Template
     return go.layout.Template(layout={
         "paper_bgcolor": paper, "plot_bgcolor": paper, "font": {"family": FONT, "color": ink, "size": 14},
         "title": {"font": {"color": ink, "size": 18}, "x": 0, "xref": "container", "xanchor": "left",
-                  "pad": {"l": 16}, "y": 1, "yref": "container", "yanchor": "top"},
+                  "pad": {"l": 24, "t": 24}, "y": 1, "yref": "container", "yanchor": "top"},
         "xaxis": axis, "yaxis": axis, "colorway": list(palette.ROLES.values()),
         "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom",
-                   "font": {"color": ink}, "bgcolor": "rgba(0,0,0,0)"},
+                   "traceorder": "normal", "font": {"color": ink}, "bgcolor": "rgba(0,0,0,0)"},
         "hoverlabel": {"font": {"family": FONT, "size": 13}},
         "annotationdefaults": {"font": {"color": ink}},
         "margin": {"l": 16, "r": 16, "t": 40, "b": 16},
@@ -57,9 +57,15 @@ def for_screen(figure: go.Figure, dark: bool) -> go.Figure:
 def for_export(figure: go.Figure) -> go.Figure:
     """A copy on white paper, of a fixed size, its title wrapped."""
     copy = go.Figure(figure)
-    lines = textwrap.wrap(title_of(figure), 84)
+    lines = textwrap.wrap(title_of(figure), 92)
     return copy.update_layout(template=EXPORT, title_text="<br>".join(lines), width=EXPORT_WIDTH, height=EXPORT_HEIGHT,
                               margin={"t": 60 + 24 * len(lines), "l": 24, "r": 24, "b": 24})
+
+
+def hatch(shape: str) -> dict:
+    """A pattern over a bar's own colour, so that neighbours differ without colour too; '' for none."""
+    return {"shape": shape, "fillmode": "overlay", "fgcolor": palette.PAPER_LIGHT, "fgopacity": 0.6, "size": 7,
+            "solidity": 0.2}
 
 
 def title_of(figure: go.Figure) -> str:

@@ -1,0 +1,113 @@
+"""The charts draw their tables, name their colours, and count by the stated definitions."""
+
+import json
+
+import pandas as pd
+import pytest
+
+from specviz.figures import busy_idle, palette, roofline, run, template
+from specviz.roofline import point
+from specviz.trace import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
+
+CEILINGS = Ceilings("cpu", "fp32", 5e10, 2e11, (4e10, 6e10), (1e11, 3e11), "2026-01-01T00:00:00+00:00")
+
+
+def _position(verdict: str, token: int | None) -> Position:
+    half = (0.5, 0.5)
+    return Position(token, verdict, None, (0, 1), (0.0, 0.0), None, 0.7, None, half, half, 0.0, 0.0, 0.0, 0.0)
+
+
+def _round(index: int, accepted: int, k: int = 3) -> Round:
+    """A round of one row that accepts `accepted` of k drafts; the next is rejected and the rest dropped."""
+    lost = ["rejected"] + ["dropped"] * (k - accepted - 1) if accepted < k else []
+    names = ["accepted"] * accepted + lost + ["bonus"]
+    positions = tuple(_position(n, None if n == "bonus" else 1) for n in names)
+    verdict = Verdict(0, 10 + index, 0, k, k, accepted, positions, (1,) * accepted + (0,),
+                      "all_accepted" if accepted == k else "leftover", 0, 0.5)
+    return Round(index, (verdict,), 0.01, 0.05, 0.002, 0.001, k + 1, k, Cost(4000, 800), Cost(300, 90))
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return make_trace()
+
+
+def make_trace(accepted=(3, 1, 0, 2)) -> Trace:
+    return Trace("toy", "toy", "autoregressive", "a small model", Settings(k=3),
+                 Machine("cpu", "x", "fp32", "2", "5", 2), "2026-01-01T00:00:00+00:00", (Prompt("a", None, True, 0, (0,)),),
+                 ("b",), {0: "a", 1: "b"},
+                 tuple(_round(i, a) for i, a in enumerate(accepted)), 0.1,
+                 Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)), "complete")
+
+
+def test_tokens_per_round_are_counted_as_accepted_bonus_rejected_dropped(trace):
+    data = run.tokens_table(trace)
+    assert data[["accepted", "bonus", "rejected", "dropped"]].to_numpy().tolist() == [
+        [3, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 2], [2, 1, 1, 0]]
+    assert "2.50 tokens per target pass" in template.title_of(run.tokens_figure(data))
+
+
+def test_acceptance_by_position_keeps_both_conventions_apart(trace):
+    data = run.acceptance_table(trace)
+    assert data.proposed.tolist() == [4, 4, 4]
+    assert data.judged.tolist() == [4, 3, 2]
+    assert data.accepted.tolist() == [3, 2, 1]
+    assert data.of_proposed.tolist() == [0.75, 0.5, 0.25]
+    assert data.of_judged.tolist() == [0.75, 2 / 3, 0.5]
+
+
+def test_ledger_adds_up_to_the_counted_flops(trace):
+    data = run.ledger_table(trace)
+    speculative = data[data.decoding == "speculative"]
+    assert speculative.flops_per_token.sum() == pytest.approx(4 * (4000 + 300) / 10)
+    useful = speculative[speculative.part == "useful target work"].flops_per_token.item()
+    assert useful == pytest.approx(4000 / 4)
+    assert data[data.decoding == "plain"].flops_per_token.item() == 1000
+
+
+def _all_figures(trace):
+    points = [point("plain", Cost(10**8, 4 * 10**8), 0.02, CEILINGS),
+              point("verify", Cost(5 * 10**8, 41 * 10**7), 0.022, CEILINGS)]
+    tables = {"tokens": run.tokens_table(trace), "acceptance": run.acceptance_table(trace),
+              "seconds": run.seconds_table(trace), "ledger": run.ledger_table(trace),
+              "roofline": roofline.table(points, CEILINGS, ["", "K = 4"]), "busy": busy_idle.table(points)}
+    figures = {"tokens": run.tokens_figure(tables["tokens"]), "acceptance": run.acceptance_figure(tables["acceptance"]),
+               "seconds": run.seconds_figure(tables["seconds"]), "ledger": run.ledger_figure(tables["ledger"]),
+               "roofline": roofline.figure(tables["roofline"], CEILINGS, "a processor"),
+               "busy": busy_idle.figure(tables["busy"])}
+    return {name: (figures[name], tables[name]) for name in figures}
+
+
+def test_every_figure_has_title_alt_units_and_explicit_colours(trace):
+    for name, (figure, _) in _all_figures(trace).items():
+        assert template.title_of(figure) and len(template.alt_of(figure)) > 40, name
+        assert figure.layout.xaxis.title.text, name
+        for part in figure.data:
+            colour = part.line.color if part.type == "scatter" and "lines" in part.mode else part.marker.color
+            assert colour, f"{name}: {part.name} has no colour of its own"
+        text = json.dumps(template.for_screen(figure, dark=True).to_plotly_json(), default=str)
+        assert '"#0000' not in text, f"{name} carries a placeholder colour"
+
+
+def test_a_run_without_rounds_or_drafts_still_draws():
+    for trace in (make_trace(()),):
+        for figure, data in ((run.tokens_figure(run.tokens_table(trace)), run.tokens_table(trace)),
+                             (run.acceptance_figure(run.acceptance_table(trace)), run.acceptance_table(trace)),
+                             (run.seconds_figure(run.seconds_table(trace)), run.seconds_table(trace)),
+                             (run.ledger_figure(run.ledger_table(trace)), run.ledger_table(trace))):
+            assert isinstance(data, pd.DataFrame)
+            assert template.title_of(figure)
+
+
+def test_roofline_axes_do_not_depend_on_the_points(trace):
+    one = roofline.figure(roofline.table([point("plain", Cost(10**6, 10**6), 1.0, CEILINGS)], CEILINGS), CEILINGS)
+    two = roofline.figure(roofline.table([point("plain", Cost(10**9, 10**7), 1.0, CEILINGS)], CEILINGS), CEILINGS)
+    assert one.layout.xaxis.range == two.layout.xaxis.range
+    assert one.layout.yaxis.range == two.layout.yaxis.range
+
+
+def test_export_is_on_white_and_screen_is_transparent(trace):
+    figure = run.tokens_figure(run.tokens_table(trace))
+    assert template.for_export(figure).layout.template.layout.paper_bgcolor == palette.PAPER_LIGHT
+    assert template.for_screen(figure, dark=True).layout.template.layout.font.color == palette.INK_ON_DARK
+    assert template.for_screen(figure, dark=False).layout.template.layout.paper_bgcolor == template.CLEAR
