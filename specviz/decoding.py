@@ -7,7 +7,6 @@ uniforms and its own round count.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +16,8 @@ from specviz import recording
 from specviz.costs import pass_cost
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.errors import SettingsError
+from specviz.hardware.machine import Timer, clock
+from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.sampling import Judgement, draw, judge, uniform, warp
 from specviz.trace import MAX_ROWS, Baseline, Cost, Round, Settings, Verdict
@@ -98,101 +99,101 @@ def decode(
     cache = target.new_cache()
     taps = drafter.taps if drafter else ()
     max_k = min(settings.k if choose_k is None else 16, drafter.max_k) if drafter else 0
-    now = _clock(target.device)
+    timer = clock(str(target.device))
 
     def warped(logits: torch.Tensor) -> torch.Tensor:
         return warp(logits, settings.temperature, settings.top_k, settings.top_p)
 
     # 1. The prompt is forwarded once, all but its last token, which is the first anchor.
-    started = now()
-    for row in rows:
-        cache.add(row.id, len(row.prompt) + row.limit + max_k + 1)
-    long = [row for row in rows if len(row.prompt) > 1]
-    tapped = {row.id: None for row in rows}
-    if long:
-        out = target.forward(cache, [r.id for r in long], [r.prompt[:-1] for r in long], taps, logits=False)
-        if taps:
-            tapped |= {row.id: t for row, t in zip(long, out.taps)}
-    if drafter:
-        width = len(taps) * target.hidden_size
+    with timer.section("prefill"):
         for row in rows:
-            context = tapped[row.id]
-            if taps and context is None:
-                context = torch.empty(0, width, dtype=target.dtype, device=target.device)
-            drafter.start(row.id, row.prompt, context, len(row.prompt) + row.limit + max_k + 1)
-    measured.prefill_seconds = now() - started
+            cache.add(row.id, len(row.prompt) + row.limit + max_k + 1)
+        long = [row for row in rows if len(row.prompt) > 1]
+        tapped = {row.id: None for row in rows}
+        if long:
+            out = target.forward(cache, [r.id for r in long], [r.prompt[:-1] for r in long], taps, logits=False)
+            if taps:
+                tapped |= {row.id: t for row, t in zip(long, out.taps)}
+        if drafter:
+            width = len(taps) * target.hidden_size
+            for row in rows:
+                context = tapped[row.id]
+                if taps and context is None:
+                    context = torch.empty(0, width, dtype=target.dtype, device=target.device)
+                drafter.start(row.id, row.prompt, context, len(row.prompt) + row.limit + max_k + 1)
+    measured.prefill_seconds = timer.seconds("prefill")
 
     active = rows
     index = 0
     while active:
+        timer.reset()
         # 2. Propose: K drafts per row, but no more than could still be emitted beside the bonus token.
-        t0 = now()
-        requests = []
-        for row in active:
-            k = min(choose_k(row) if choose_k else settings.k, max_k, row.remaining - 1)
-            if k > 0:
-                us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
-                requests.append(Request(row.id, row.anchor, k, us))
-        proposal = drafter.propose(requests) if requests else None
-        drafts = {row.id: _Draft.none(target) for row in active}
-        if proposal:
-            lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
-            drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
+        with timer.section("draft"):
+            requests = []
+            for row in active:
+                k = min(choose_k(row) if choose_k else settings.k, max_k, row.remaining - 1)
+                if k > 0:
+                    us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
+                    requests.append(Request(row.id, row.anchor, k, us))
+            proposal = drafter.propose(requests) if requests else None
+            drafts = {row.id: _Draft.none(target) for row in active}
+            if proposal:
+                lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
+                drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
 
         # 3. Verify: anchor and drafts of every row, K + 1 positions each, in one pass.
-        t1 = now()
-        contexts = [cache.lengths[row.id] for row in active]
-        packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
-        out = target.forward(cache, [row.id for row in active], packed, taps)
-        t2 = now()
+        with timer.section("verify"):
+            contexts = [cache.lengths[row.id] for row in active]
+            packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
+            out = target.forward(cache, [row.id for row in active], packed, taps)
 
         # 4. Judge each row by itself, keep what it earned, and roll the rest back.
-        verdicts, recording_seconds = [], 0.0
-        going_on = []
-        for i, row in enumerate(active):
-            draft = drafts[row.id]
-            k = len(draft.tokens)
-            target_probs = warped(out.logits[i])
-            accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
-            bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
-            judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
-            emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
-            on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
-            accepted = len(emitted) if on_draft else judgement.accepted
-            bonus = None if on_draft else judgement.bonus_token
-            judged = accepted if on_draft else min(accepted + 1, k)
-            before = now()
-            positions = recording.positions(
-                out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
-                judged, accepted, bonus, draft.confidence, draft.first_guess,
-            ) if record else ()
-            recording_seconds += now() - before
-            verdicts.append(Verdict(
-                row.id, contexts[i], row.anchor, draft.proposed, k, accepted, positions, tuple(emitted),
-                None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
-            ))
-            row.emitted += emitted
-            row.rounds += 1
-            if finished:
-                cache.drop(row.id)
-                if drafter:
-                    drafter.drop(row.id)
-            else:
-                cache.truncate(row.id, contexts[i] + 1 + accepted)
-                if drafter:
-                    drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
-                going_on.append(row)
-        t3 = now()
+        verdicts, going_on = [], []
+        with timer.section("judge"):
+            for i, row in enumerate(active):
+                draft = drafts[row.id]
+                k = len(draft.tokens)
+                target_probs = warped(out.logits[i])
+                accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
+                bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
+                judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
+                emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
+                on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
+                accepted = len(emitted) if on_draft else judgement.accepted
+                bonus = None if on_draft else judgement.bonus_token
+                judged = accepted if on_draft else min(accepted + 1, k)
+                with timer.section("record"):
+                    positions = recording.positions(
+                        out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
+                        judged, accepted, bonus, draft.confidence, draft.first_guess,
+                    ) if record else ()
+                verdicts.append(Verdict(
+                    row.id, contexts[i], row.anchor, draft.proposed, k, accepted, positions, tuple(emitted),
+                    None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
+                ))
+                row.emitted += emitted
+                row.rounds += 1
+                if finished:
+                    cache.drop(row.id)
+                    if drafter:
+                        drafter.drop(row.id)
+                else:
+                    cache.truncate(row.id, contexts[i] + 1 + accepted)
+                    if drafter:
+                        drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
+                    going_on.append(row)
 
+        recording_seconds = timer.seconds("record")
         yield Round(
-            index, tuple(verdicts), t1 - t0, t2 - t1, t3 - t2 - recording_seconds, recording_seconds,
+            index, tuple(verdicts), timer.seconds("draft"), timer.seconds("verify"),
+            max(0.0, timer.seconds("judge") - recording_seconds), recording_seconds,
             sum(map(len, packed)), proposal.draft_tokens if proposal else 0,
             pass_cost(target.shape, [len(p) for p in packed], contexts, sum(map(len, packed))),
             proposal.cost if proposal else Cost(0, 0),
         )
         active = going_on
         if baseline_every and active and index % baseline_every == 0:
-            measured.baseline = _plain_step(target, cache, active, warped, measured.baseline, now)
+            measured.baseline = _plain_step(target, cache, active, warped, measured.baseline, timer)
         index += 1
 
 
@@ -232,33 +233,21 @@ def _emit(row: Row, drafts: list[int], judgement: Judgement, eos_ids: frozenset[
     return emitted, "length" if len(emitted) == row.remaining else None
 
 
-def _plain_step(target, cache, rows, warped, baseline: Baseline, now) -> Baseline:
+def _plain_step(
+    target: CausalModel, cache: RaggedCache, rows: list[Row], warped: Callable, baseline: Baseline, timer: Timer
+) -> Baseline:
     """Time what plain decoding would do next for these rows, then undo it."""
+    timer.reset()
     contexts = [cache.lengths[row.id] for row in rows]
-    started = now()
-    out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
-    forwarded = now()
-    for row, logits in zip(rows, out.logits):
-        draw(warped(logits[0]), uniform(row.seed, row.rounds, 0, "bonus"))
-    ended = now()
+    with timer.section("forward"):
+        out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
+    with timer.section("draw"):
+        for row, logits in zip(rows, out.logits):
+            draw(warped(logits[0]), uniform(row.seed, row.rounds, 0, "bonus"))
     for row, length in zip(rows, contexts):
         cache.truncate(row.id, length)
+    forward = timer.seconds("forward")
     return Baseline(
-        (*baseline.seconds, ended - started), (*baseline.forward_seconds, forwarded - started),
+        (*baseline.seconds, forward + timer.seconds("draw")), (*baseline.forward_seconds, forward),
         (*baseline.rows, len(rows)), pass_cost(target.shape, [1] * len(rows), contexts, len(rows)),
     )
-
-
-def _clock(device: torch.device) -> Callable[[], float]:
-    """Seconds now, after the device has done all that was asked of it."""
-    if device.type == "cuda":
-        def now() -> float:
-            torch.cuda.synchronize(device)
-            return time.perf_counter()
-        return now
-    if device.type == "mps":
-        def now() -> float:
-            torch.mps.synchronize()
-            return time.perf_counter()
-        return now
-    return time.perf_counter

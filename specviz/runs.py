@@ -1,0 +1,337 @@
+"""From what a person asked for to a Trace: loads the pair, decodes in a worker thread, keeps every round.
+
+A Run is what the app, the command line and the tests all use. Models are shared between runs and cached by
+(source, device, precision) within a budget of bytes; caches of K and V belong to one run.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import threading
+import time
+import traceback
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from specviz import prompts as prompting
+from specviz.decoding import Measurements, check_prompts, decode
+from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
+from specviz.drafters.base import Drafter
+from specviz.drafters.ngram import NgramDrafter
+from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
+from specviz.hardware import ceilings, machine
+from specviz.models import load
+from specviz.models.causal import CausalModel
+from specviz.models.fetch import Progress, fetch
+from specviz.models.needs import free_memory_bytes, gigabytes
+from specviz.models.pairs import Pair, Source, find_pair
+from specviz.models.vocabulary import check_pair
+from specviz.pieces import piece_table
+from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
+
+ABANDONED_SECONDS = 5.0
+"""A watched run that nobody has polled for this long stops itself."""
+BASELINE_EVERY = 3
+"""Rounds between two plain steps of the baseline."""
+FIRST_LAYERS = 6
+"""How many of the target's layers the stand-in drafter keeps (at most half of them)."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """What to run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
+
+    pair: str
+    drafter: str
+    text: str
+    settings: Settings = field(default_factory=Settings)
+    system: str | None = None
+    raw: bool = False
+    rows: int = 1
+    device: str = "auto"
+    precision: str = "auto"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A model that is ready, with its tokenizer."""
+
+    model: CausalModel
+    tokenizer: object
+    device: str
+    precision: str
+
+
+class ModelStore:
+    """Models in memory, least recently used first; the oldest leave when the budget is exceeded."""
+
+    def __init__(self, budget_share: float = 0.5):
+        self._models: OrderedDict[tuple, Opened] = OrderedDict()
+        self._lock = threading.Lock()
+        self._loading: dict[tuple, threading.Lock] = {}
+        self._share = budget_share
+
+    def open(
+        self, source: Source, device: str, precision: str,
+        progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None,
+    ) -> Opened:
+        """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
+        device = load.resolve_device(device)
+        precision = load.resolve_precision(precision, device)
+
+        def make() -> Opened:
+            loaded = load.load_source(source, device, precision, progress, stop)
+            return Opened(CausalModel(loaded.module), loaded.tokenizer, device, precision)
+
+        return self._get((source, device, precision), make)
+
+    def first_layers(self, opened: Opened, source: Source, layers: int) -> torch.nn.Module:
+        """The module of a target's first layers; its tensors are the target's own."""
+        key = (source, opened.device, opened.precision, "first", layers)
+        made = self._get(key, lambda: replace(
+            opened, model=CausalModel(first_layers_module(opened.model, layers))
+        ))
+        return made.model.module
+
+    def _get(self, key: tuple, make: Callable[[], Opened]) -> Opened:
+        with self._lock:
+            loading = self._loading.setdefault(key, threading.Lock())
+        with loading:
+            with self._lock:
+                if key in self._models:
+                    self._models.move_to_end(key)
+                    return self._models[key]
+            opened = make()
+            with self._lock:
+                self._models[key] = opened
+                self._evict(opened.device)
+            return opened
+
+    def _evict(self, device: str) -> None:
+        """Drop the least recently used models of a device until the rest fits the budget; the newest stays."""
+        mine = [k for k, v in self._models.items() if v.device == device]
+        held = {k: sum(p.nbytes for p in self._models[k].model.module.parameters()) for k in mine}
+        budget = self._share * (free_memory_bytes(device) + sum(held.values()))
+        for key in mine[:-1]:
+            if sum(held.values()) <= budget:
+                break
+            del self._models[key], held[key]
+
+
+STORE = ModelStore()
+
+
+def drafter_names(pair: Pair) -> tuple[str, ...]:
+    """The drafters that a pair can run with here, the best first."""
+    return pair.drafters
+
+
+class Run:
+    """One run, from loading to the last round. Has a Trace's attributes while it goes, and the Trace at its end.
+
+    status: loading | running | complete | stopped | failed. `error` is one sentence, set when it failed; the
+    rounds up to then are kept.
+    """
+
+    def __init__(self, order: Order, store: ModelStore = STORE):
+        if not isinstance(order.rows, int) or not 1 <= order.rows <= MAX_ROWS:
+            raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {order.rows!r}.")
+        self.order, self.store = order, store
+        self.pair = find_pair(order.pair)
+        if order.drafter not in drafter_names(self.pair):
+            raise PairError(
+                f"{self.pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
+                f"{', '.join(drafter_names(self.pair))}."
+            )
+        self.id = uuid.uuid4().hex[:12]
+        self.status = "loading"
+        self.error: str | None = None
+        self.note = ""
+        self.progress = Progress("Starting")
+        self.settings = order.settings
+        self.rounds: list[Round] = []
+        self.pieces: dict[int, str] = {}
+        self.prompts: tuple[Prompt, ...] = ()
+        self.machine: Machine | None = None
+        self.draft_parallel = False
+        self.drafter_label = ""
+        self.started_at = datetime.datetime.now(datetime.UTC)
+        self.trace: Trace | None = None
+        self._measured = Measurements()
+        self._emitted: list[list[int]] = []
+        self._tokenizer = None
+        self._vocab_size = 0
+        self._halt = threading.Event()
+        self._polled: float | None = None
+        self._thread: threading.Thread | None = None
+
+    # ---- watching
+
+    @property
+    def baseline(self) -> Baseline:
+        return self._measured.baseline
+
+    @property
+    def alive(self) -> bool:
+        return self.status in ("loading", "running")
+
+    def start(self) -> Run:
+        """Work in a thread. Whoever watches must `poll` at least every few seconds, or the run stops itself."""
+        self.poll()
+        self._thread = threading.Thread(target=self.execute, daemon=True, name=f"specviz run {self.id}")
+        self._thread.start()
+        return self
+
+    def poll(self) -> None:
+        """Somebody is still watching."""
+        self._polled = time.monotonic()
+
+    def stop(self) -> None:
+        """End after the step that is under way."""
+        self._halt.set()
+
+    def join(self, seconds: float | None = None) -> None:
+        if self._thread:
+            self._thread.join(seconds)
+
+    def _stopping(self) -> bool:
+        if self._polled is not None and time.monotonic() - self._polled > ABANDONED_SECONDS:
+            self._halt.set()
+        return self._halt.is_set()
+
+    # ---- working
+
+    def execute(self) -> Run:
+        """Do all of it, here and now. Never raises: what goes wrong is in `status` and `error`."""
+        try:
+            self._work()
+        except SpecVizError as error:
+            self._fail("stopped" if self._halt.is_set() else "failed", str(error))
+        except (MemoryError, torch.OutOfMemoryError):
+            self._fail("failed", f"The memory of {self.order.device} did not suffice: choose a smaller pair, batch, "
+                                 "prompt or length, or close other programs.")
+        except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
+            traceback.print_exc(file=sys.stderr)
+            self._fail("failed", f"Something unexpected went wrong ({type(error).__name__}): the rounds so far are "
+                                 "kept. The server's log says more.")
+        return self
+
+    def _fail(self, status: str, error: str) -> None:
+        self.error = None if status == "stopped" else error
+        if self.rounds:
+            self._finish("stopped")
+        self.status = status
+
+    def _tell(self, progress: Progress) -> None:
+        self.progress = progress
+
+    def _work(self) -> None:
+        order, settings = self.order, self.settings
+        target = self._open(self.pair.target)
+        self._tokenizer = target.tokenizer
+        drafter = self._drafter(target)
+        self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
+        room = prompting.room(target.model.config, settings.max_new_tokens)
+        encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
+        self.note = " ".join([*self.pair.notes, encoded.note]).strip()
+        self.prompts = tuple(
+            Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))
+            for row in range(order.rows)
+        )
+        ids = [prompt.token_ids for prompt in self.prompts]
+        check_prompts(target.model, ids, settings)
+        self._check_room(target, len(encoded.ids))
+        roofs = ceilings.cached(target.device, target.precision)
+        if roofs is None:
+            self._tell(Progress("Measuring this machine's ceilings, once"))
+            roofs = ceilings.measure(
+                target.device, target.precision, stop=self._stopping, quick=True,
+                progress=lambda f, _: self._tell(Progress("Measuring this machine's ceilings, once", fraction=f)),
+            )
+        self.machine = machine.describe(target.device, target.precision, roofs)
+        self._emitted = [[] for _ in self.prompts]
+        self._vocab_size = target.model.vocab_size
+        self._add_pieces({ids[0][-1]})
+        self.progress, self.status = Progress("Reading the prompt"), "running"
+        end = "complete"
+        steps = decode(
+            target.model, drafter, ids, settings, seeds=[p.seed for p in self.prompts],
+            baseline_every=BASELINE_EVERY, measured=self._measured,
+        )
+        try:
+            for round_ in steps:
+                for verdict in round_.rows:
+                    self._emitted[verdict.row] += verdict.emitted
+                    self._add_pieces(t for x in verdict.positions for t in x.support)
+                    self._add_pieces(x.first_guess for x in verdict.positions if x.first_guess is not None)
+                self.rounds.append(round_)
+                if self._stopping():
+                    end = "stopped"
+                    break
+        finally:
+            steps.close()
+        if all(v.finished for v in self.rounds[-1].rows):
+            end = "complete"
+        self._finish(end)
+        self.status = end
+
+    def _open(self, source: Source) -> Opened:
+        return self.store.open(source, self.order.device, self.order.precision, self._tell, self._stopping)
+
+    def _drafter(self, target: Opened) -> Drafter:
+        """A fresh drafter for this run over shared weights."""
+        name, model = self.order.drafter, target.model
+        if name == "ngram":
+            return NgramDrafter(model.vocab_size, model.device)
+        if name == "first-layers":
+            layers = max(1, min(FIRST_LAYERS, model.layers // 2))
+            return first_layers(model, layers, self.settings, self.store.first_layers(target, self.pair.target, layers))
+        if self.pair.draft is None:
+            raise PairError(f"{self.pair.title} brings no autoregressive drafter: choose another drafter.")
+        folders = [fetch(source, self._tell, self._stopping) for source in (self.pair.target, self.pair.draft)]
+        check_pair(*folders)
+        draft = self._open(self.pair.draft)
+        return AutoregressiveDrafter(
+            draft.model, model.vocab_size, self.settings,
+            label=f"autoregressive: {self.pair.draft.name} drafts one token at a time",
+        )
+
+    def _check_room(self, target: Opened, prompt_tokens: int) -> None:
+        """Refuse a run whose caches and logits would not fit, before anything is allocated."""
+        settings, rows, shape = self.settings, self.order.rows, target.model.shape
+        tokens = rows * (prompt_tokens + settings.max_new_tokens + settings.k + 1)
+        caches = 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * shape.cache_bytes
+        logits = rows * (settings.k + 1) * target.model.vocab_size * 8 * 4  # p and q in float64, and scratch
+        free = free_memory_bytes(target.device)
+        if (wanted := 2 * caches + logits) > free:
+            raise MemoryBudgetError(
+                f"This run needs about {gigabytes(wanted)} for its caches and logits, and {gigabytes(free)} are free on "
+                f"{target.device}: lower the batch, K, the prompt or the length."
+            )
+
+    def _add_pieces(self, tokens) -> None:
+        missing = {t for t in tokens if t not in self.pieces}
+        if missing:
+            # a new dictionary: a reader may be walking through the old one
+            self.pieces = self.pieces | piece_table(self._tokenizer, missing)
+
+    def text(self, row: int = 0) -> str:
+        """The emitted text of a row so far."""
+        return self._tokenizer.decode(self._emitted[row], skip_special_tokens=True) if self._tokenizer else ""
+
+    def _finish(self, end: str) -> None:
+        for verdict in (v for r in self.rounds for v in r.rows):
+            self._add_pieces((verdict.anchor, *verdict.emitted))
+        self.trace = Trace(
+            pair=self.order.pair, target=self.pair.target.name, drafter=self.order.drafter,
+            drafter_label=self.drafter_label, settings=self.settings, machine=self.machine,
+            recorded_at=self.started_at.isoformat(timespec="seconds"), prompts=self.prompts,
+            texts=tuple(self.text(row) for row in range(len(self.prompts))), pieces=self.pieces,
+            rounds=tuple(self.rounds), prefill_seconds=self._measured.prefill_seconds, baseline=self.baseline, end=end,
+            vocab_size=self._vocab_size, note=self.note, draft_parallel=self.draft_parallel,
+        )
