@@ -34,7 +34,8 @@ def trace() -> Trace:
 
 def make_trace(accepted=(3, 1, 0, 2)) -> Trace:
     return Trace("toy", "toy", "autoregressive", "a small model", Settings(k=3),
-                 Machine("cpu", "x", "fp32", "2", "5", 2), "2026-01-01T00:00:00+00:00", (Prompt("a", None, True, 0, (0,)),),
+                 Machine("cpu", "x", "fp32", "2", "5", 2), "2026-01-01T00:00:00+00:00",
+                 (Prompt("a", None, True, 0, (0,)),),
                  ("b",), {0: "a", 1: "b"},
                  tuple(_round(i, a) for i, a in enumerate(accepted)), 0.1,
                  Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)), "complete")

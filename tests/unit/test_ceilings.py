@@ -1,0 +1,110 @@
+"""Measuring the roofs: plausible, stoppable, kept, and deaf to a damaged file."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from specviz.errors import SettingsError
+from specviz.hardware import ceilings, facts, machine
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch, tmp_path):
+    """Small sizes, so that a test takes milliseconds, and a folder of its own."""
+    monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
+    monkeypatch.setitem(ceilings._BUFFER_BYTES, "cpu", 2**22)
+    monkeypatch.setitem(ceilings._WIDEST, "cpu", 256)
+    monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
+
+
+def test_measured_roofs_are_plausible_and_lie_in_their_spread():
+    told = []
+    roofs = ceilings.measure("cpu", "fp32", lambda fraction, sentence: told.append(fraction))
+    assert 1e8 < roofs.bandwidth < 1e13 and 1e8 < roofs.flops < 1e15
+    assert roofs.bandwidth_spread[0] <= roofs.bandwidth <= roofs.bandwidth_spread[1]
+    assert roofs.flops_spread[0] <= roofs.flops <= roofs.flops_spread[1]
+    assert told[0] == 0 and told[-1] == 1 and told == sorted(told)
+
+
+def test_a_result_is_kept_by_precision():
+    assert ceilings.cached("cpu", "fp32") is None
+    roofs = ceilings.measure("cpu", "fp32")
+    assert ceilings.cached("cpu", "fp32") == roofs
+    assert ceilings.cached("cpu", "bf16") is None
+
+
+def test_a_quick_result_does_not_replace_a_full_one():
+    full = ceilings.measure("cpu", "fp32")
+    ceilings.measure("cpu", "fp32", quick=True)
+    assert ceilings.cached("cpu", "fp32") == full
+
+
+@pytest.mark.parametrize("content", [
+    "", "{", "[]", "null", '{"version": 1, "facts": 3}', '{"version": 99}', "[" * 5000])
+def test_a_damaged_file_is_ignored_and_written_anew(content):
+    facts.file().write_text(content)
+    assert ceilings.cached("cpu", "fp32") is None
+    roofs = ceilings.measure("cpu", "fp32")
+    assert ceilings.cached("cpu", "fp32") == roofs
+
+
+@pytest.mark.parametrize("damage", [{"bandwidth": -1}, {"flops": "fast"}, {"flops_spread": [1]}, {"device": "cuda"},
+                                    {"extra": 1}, {"bandwidth": None}])
+def test_a_damaged_entry_is_ignored(damage):
+    ceilings.measure("cpu", "fp32")
+    key = ceilings._key("cpu", "fp32")
+    facts.write("ceilings", key, facts.read("ceilings", key) | damage)
+    assert ceilings.cached("cpu", "fp32") is None
+
+
+def test_stop_is_honoured_and_keeps_nothing():
+    calls = iter([False, False, False, True])
+    with pytest.raises(ceilings.Stopped):
+        ceilings.measure("cpu", "fp32", stop=lambda: next(calls, True))
+    assert ceilings.cached("cpu", "fp32") is None
+
+
+def test_an_unknown_precision_is_refused():
+    with pytest.raises(SettingsError, match="fp32, bf16, fp16"):
+        ceilings.measure("cpu", "fp7")
+
+
+def test_a_folder_that_cannot_be_written_does_not_spoil_the_measurement(monkeypatch, tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("SPECVIZ_HOME", str(blocked / "below"))
+    assert ceilings.measure("cpu", "fp32").flops > 0
+
+
+def test_facts_of_several_threads_do_not_lose_each_other():
+    threads = [threading.Thread(target=facts.write, args=("kind", str(i), {"i": i})) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(facts.read("kind", str(i)) == {"i": i} for i in range(16))
+
+
+def test_the_machine_is_described_and_has_memory():
+    record = machine.describe("cpu", "fp32")
+    assert record.name and record.torch == torch.__version__ and record.threads == torch.get_num_threads()
+    assert machine.available_devices()[-1] == "cpu"
+    assert machine.free_memory("cpu") > 2**20
+    assert machine.choose_device("auto") == machine.available_devices()[0]
+    with pytest.raises(SettingsError, match="cpu"):
+        machine.choose_device("tpu")
+
+
+def test_the_timer_adds_up_sections_and_survives_an_error():
+    timer = machine.clock("cpu")
+    for _ in range(2):
+        with timer.section("verify"):
+            time.sleep(0.01)
+    with pytest.raises(RuntimeError), timer.section("draft"):
+        raise RuntimeError
+    assert 0.02 <= timer.seconds("verify") < 1
+    assert timer.seconds("draft") > 0 and timer.seconds("never") == 0
+    timer.reset()
+    assert timer.seconds("verify") == 0
