@@ -532,8 +532,9 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
     scene.text(`${kind}:name`, 0, y + 13, name, { "font-weight": active ? 700 : 600 });
     scene.text(`${kind}:time`, width, y + 13, time === null ? "not measured" : kind === "draft" && !round.k ? "none" : si(time, "s"),
       { "text-anchor": "end" });
+    const none = time === null || (kind === "draft" && !round.k);
     const x = 6;
-    const long = time ? Math.max(2, ((width - x - 1) * time) / longest) : 0;
+    const long = time && !none ? Math.max(2, ((width - x - 1) * time) / longest) : 0;
     const share = (row, fraction, label, opacity) => {
       const top = y + 20 + row * 14;
       scene.put(`${kind}:${row}:idle`, "rect", { x, y: top, width: long, height: 13, fill: ink.dropped, "fill-opacity": 0.16, stroke: ink.fillLine,
@@ -547,7 +548,6 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
       share(0, point?.busy_fraction, "compute", 1);
       share(1, point?.stream_fraction, "memory", 0.5);
     }
-    const none = time === null || (kind === "draft" && !round.k);
     const shares = point?.flagged ? "faster than a measured roof allows: measure the roofs again"
       : point ? `compute ${percent(point.busy_fraction)} · memory ${percent(point.stream_fraction)} · neither ${percent(point.overhead_fraction)}`
         : none ? "" : ceilings ? "no counted work (a lookup)" : "shares need measured ceilings";
@@ -700,6 +700,12 @@ class Player {
     this.box.onkeydown = (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("select")) return;
       const name = { ArrowLeft: "previous", ArrowRight: "next", Home: "first", End: "last", "[": "previousRound", "]": "nextRound", " ": "play" }[event.key];
+      const token = event.target.closest(".tok");
+      if (token && (event.key === "Enter" || event.key === " ")) {
+        event.preventDefault();
+        token.click();
+        return;
+      }
       if (!name || (event.key === " " && event.target.closest("button"))) return;
       event.preventDefault();
       this.act(name);
@@ -887,7 +893,7 @@ class Player {
       const passed = (now - begun) / lasts;
       if (!this.still.matches) {
         this.t = clamp(passed / MOVES, 0, 1);
-        this.draw();
+        this.draw(false);
       }
       if (passed < (on ? 1 : MOVES)) {
         this.raf = requestAnimationFrame(tick);
@@ -1058,8 +1064,9 @@ class Player {
     wanted.forEach(([key, token, r, i], n) => {
       let button = text.children[n];
       if (!button) {
-        button = document.createElement("button");
-        button.type = "button";
+        // a span, since a button never lets a line end inside it
+        button = document.createElement("span");
+        button.setAttribute("role", "button");
         text.append(button);
       }
       if (button.dataset.key !== `${key}:${token.id}`) {
@@ -1087,8 +1094,9 @@ class Player {
         s.verify ? number(slot.threshold) : "", s.judged[i] ? number(slot.u) : "", verdict ?? ""] };
     });
     const bonus = s.bonus ? round.bonus : null;
+    const drawn = bonus ? (round.slots[bonus.slot] ?? round.past).bars.find((bar) => bar.drawn) : null;
     rows.push({ slot: bonus ? bonus.slot : round.slots.length, verdict: bonus ? "bonus" : null,
-      cells: [bonus ? String(bonus.slot + 1) : "", bonus ? bonus.text : "", "", "", "", bonus && !round.greedy ? number(bonus.u) : "",
+      cells: [bonus ? String(bonus.slot + 1) : "", bonus ? bonus.text : "", drawn && bonus.kind === "leftover" ? number(drawn.q) : "", drawn ? number(drawn.p) : "", "", bonus && !round.greedy ? number(bonus.u) : "",
         bonus ? (bonus.kind === "leftover" ? "bonus, from the leftover" : "bonus, from p") : ""] });
     while (el.rows.children.length > rows.length) el.rows.lastChild.remove();
     rows.forEach(({ slot, verdict, cells: values }, i) => {
@@ -1136,7 +1144,8 @@ class Player {
     }
   }
 
-  draw() {
+  // aside: also what stands beside the stage, which changes only from step to step.
+  draw(aside = true) {
     if (!this.rounds.length || this.el.body.hidden) return;
     const { round, data } = this;
     const s = story(round, this.at.frame, this.t);
@@ -1150,6 +1159,7 @@ class Player {
     this.show("strip", size.width, size.height, `Round ${this.at.round + 1}: tokens and verdicts`);
     const detailRoom = this.el.detail.clientWidth;
     this.show("detail", detailRoom, drawDetail(this.scenes.detail, detailRoom, round, focus, s), this.describe(focus, s));
+    if (!aside) return;
     const sideRoom = this.el.busy.clientWidth;
     this.show("busy", sideRoom, drawBusy(this.scenes.busy, sideRoom, round, data.plain, data.ceilings, s), this.describeBusy());
     this.show("roof", sideRoom, drawRoof(this.scenes.roof, sideRoom, round, data.plain, data.ceilings, s), this.describeRoof());
@@ -1277,19 +1287,25 @@ function save(blob, name) {
 }
 
 // A token in running text: its own characters, with a sign where a line ends or nothing would be seen.
-function fillToken(button, token) {
-  button.replaceChildren();
+function fillToken(box, token) {
+  box.replaceChildren();
   const sign = (text) => {
     const mark = document.createElement("span");
     mark.className = "mark";
     mark.textContent = text;
-    button.append(mark);
+    box.append(mark);
   };
-  if (/^[\n\r]*$/.test(token.raw) && token.raw) {
+  if (token.text.includes("\\") || (!token.raw.trim() && !token.raw.includes("\n"))) {
     sign(token.text);
-    button.append(token.raw);
-  } else if (!token.raw.trim() || token.text.includes("\\")) sign(token.text);
-  else button.append(token.raw);
+    return;
+  }
+  token.raw.split("\n").forEach((line, i) => {
+    if (i) {
+      sign("↵");
+      box.append("\n");
+    }
+    box.append(line);
+  });
 }
 
 function glyph(d, kind, ink) {

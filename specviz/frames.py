@@ -94,8 +94,8 @@ def _visible(char: str) -> str:
     if char == "\r":
         return "\\r"
     if char != " " and unicodedata.category(char) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn", "Cs"}:
-        code = ord(char)
-        return f"\\x{code:02X}" if code < 256 else f"\\u{code:04X}"
+        # \u, since \x stands for a byte that is no character by itself
+        return f"\\u{ord(char):04X}"
     return char
 
 
@@ -389,7 +389,7 @@ def _frames(v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, gre
                 f"The serial step, which sees the token before, replaces {_quote(s['first_guess']['text'])} by "
                 f"{_quote(s['text'])} (q {_is(s['q'])}).")
     for s in () if parallel else slots:
-        sure = ", chosen without chance" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
+        sure = ", its only choice" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
         add("draft", [s["slot"]], f"Draft {s['slot'] + 1} of {len(slots)}",
             f"The drafter proposes {_quote(s['text'])} with q {_is(s['q'])}{sure}.")
     if slots:

@@ -294,8 +294,8 @@ def test_without_baseline_and_ceilings_the_figures_are_null_not_invented():
 
 @pytest.mark.parametrize(("piece", "shown"), [
     (" the", "·the"), ("  ", "··"), ("\n", "↵"), ("\n\n", "↵↵"), ("\t", "→"), ("", "(empty)"), ("a b", "a b"),
-    ("a ", "a·"), ("\u200b", "\\u200B"), ("\x00", "\\x00"), ("\\xF0\\x9F", "\\xF0\\x9F"), ("猫", "猫"),
-    ("\u0301", "◌\u0301"), ("\xa0", "\\xA0"), ("\u202e", "\\u202E"), ("\r\n", "\\r↵")])
+    ("a ", "a·"), ("\u200b", "\\u200B"), ("\x00", "\\u0000"), ("\\xF0\\x9F", "\\xF0\\x9F"), ("猫", "猫"),
+    ("\u0301", "◌\u0301"), ("\xa0", "\\u00A0"), ("\u202e", "\\u202E"), ("\r\n", "\\r↵")])
 def test_no_token_is_invisible(piece, shown):
     assert frames.legible(piece) == shown
 
