@@ -27,7 +27,7 @@ from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizE
 from specviz.hardware import ceilings, machine
 from specviz.models import load
 from specviz.models.causal import CausalModel
-from specviz.models.fetch import Progress, fetch
+from specviz.models.fetch import Progress, Stopped, fetch
 from specviz.models.needs import free_memory_bytes, gigabytes
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.models.vocabulary import check_pair
@@ -88,7 +88,7 @@ class ModelStore:
             loaded = load.load_source(source, device, precision, progress, stop)
             return Opened(CausalModel(loaded.module), loaded.tokenizer, device, precision)
 
-        return self._get((source, device, precision), make)
+        return self._get((source, device, precision), make, stop)
 
     def first_layers(self, opened: Opened, source: Source, layers: int) -> torch.nn.Module:
         """The module of a target's first layers; its tensors are the target's own."""
@@ -98,10 +98,14 @@ class ModelStore:
         ))
         return made.model.module
 
-    def _get(self, key: tuple, make: Callable[[], Opened]) -> Opened:
+    def _get(self, key: tuple, make: Callable[[], Opened], stop: Callable[[], bool] | None = None) -> Opened:
+        """The model of a key, made once however many ask for it at the same time."""
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
-        with loading:
+        while not loading.acquire(timeout=0.2):
+            if stop is not None and stop():
+                raise Stopped("Stopped while another run was loading the same model.")
+        try:
             with self._lock:
                 if key in self._models:
                     self._models.move_to_end(key)
@@ -111,6 +115,8 @@ class ModelStore:
                 self._models[key] = opened
                 self._evict(opened.device)
             return opened
+        finally:
+            loading.release()
 
     def _evict(self, device: str) -> None:
         """Drop the least recently used models of a device until the rest fits the budget; the newest stays."""

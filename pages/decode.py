@@ -1,0 +1,16 @@
+"""Decode: a real run, stepped through forwards and backwards."""
+
+import streamlit as st
+
+from specviz.ui import controls, preparing, run_charts, stage
+
+st.markdown("#### A small drafter guesses, the target checks all guesses in one pass: watch it happen on a real model.")
+order = controls.order()
+preparing.show()
+if order is not None and st.query_params.get("go") == "1" and stage.current() is None:
+    stage.start(order)
+stage.buttons(order)
+stage.show()
+if (trace := stage.shown_trace()) is not None:
+    run_charts.show(trace)
+run_charts.opener()

@@ -1,0 +1,112 @@
+"""The controls of a run: every one is in the address, so that a link brings them all back."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+import streamlit as st
+
+from specviz.errors import SpecVizError
+from specviz.models import load
+from specviz.models.needs import needs
+from specviz.models.pairs import EMBEDDED, Pair, find_pair, names
+from specviz.prompts import PRESETS, preset, presets_for
+from specviz.runs import Order, drafter_names
+from specviz.trace import MAX_K, MAX_ROWS, Settings
+
+BOUND = {"bind": "query-params"}
+
+
+def _use_preset() -> None:
+    if chosen := st.session_state.get("preset"):
+        st.session_state["prompt"] = preset(chosen).text
+
+
+def _fit_prompt() -> None:
+    """The toy pair speaks six words: give it a prompt that it can read, and the others theirs back."""
+    wanted = [p.text for p in presets_for(st.session_state["pair"])]
+    others = [p.text for name in ("toy", EMBEDDED) for p in presets_for(name) if p.text not in wanted]
+    if st.session_state["prompt"] in others:
+        st.session_state["prompt"] = wanted[0]
+
+
+def prompt_box() -> str:
+    """The prompt, with presets above it."""
+    pair = st.session_state.get("pair", EMBEDDED)
+    titles = {p.name: p.title for p in presets_for(pair)}
+    st.pills("Try", titles, format_func=titles.get, key="preset", on_change=_use_preset, label_visibility="collapsed")
+    return st.text_area("Prompt", PRESETS[0].text, key="prompt", height=90, max_chars=200_000, **BOUND)
+
+
+def main_settings(pair: Pair) -> tuple[str, int, float]:
+    """Drafter, K and temperature: what a reader moves first."""
+    left, middle, right = st.columns(3)
+    names_here = drafter_names(pair)
+    with left:
+        drafter = st.selectbox("Drafter", names_here, key="drafter", **BOUND,
+                               help="Who guesses. The target checks every guess, so the text does not depend on it.")
+    with middle:
+        k = st.slider("K, draft tokens per round", 0, MAX_K, 5, key="k", **BOUND,
+                      help="0 is plain decoding: one token per pass of the target.")
+    with right:
+        temperature = st.slider("Temperature", 0.0, 2.0, 0.0, 0.05, key="temperature", **BOUND,
+                                help="0 is greedy: always the most likely token.")
+    return drafter, k, temperature
+
+
+def pair_box() -> Pair:
+    """The pair: one of the catalogue, or any two Hub ids or folders typed as TARGET+DRAFT."""
+    typed = st.selectbox(
+        "Pair", names(), key="pair", accept_new_options=True, on_change=_fit_prompt, **BOUND,
+        help="Target and drafter. Type TARGET+DRAFT with two Hub ids or two folders for a pair of your own.",
+    )
+    return find_pair(typed or EMBEDDED)
+
+
+def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pair) -> Order:
+    """Everything else, folded away. Raises SpecVizError for what no widget can rule out."""
+    first, second, third, fourth = st.columns(4)
+    with first:
+        top_p = st.slider("Top-p", 0.05, 1.0, 1.0, 0.05, key="top_p", **BOUND,
+                          help="Keep the smallest set of tokens with this much probability. 1 is off.")
+        top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", help="Keep the k likeliest tokens. 0 is off.", **BOUND)
+    with second:
+        length = st.slider("Length, new tokens", 8, 512, 64, 8, key="length", **BOUND)
+        seed = st.number_input("Seed", 0, 2**31, 0, key="seed", help="The same seed gives the same run.", **BOUND)
+    with third:
+        rows = st.slider("Batch, rows", 1, MAX_ROWS, 1, key="batch", **BOUND,
+                         help="The prompt is decoded in this many rows at once, each with its own seed.")
+        raw = st.toggle("Raw text, no chat template", key="raw", **BOUND)
+    with fourth:
+        device = st.selectbox("Device", load.DEVICES, key="device", **BOUND)
+        precision = st.selectbox("Precision", load.PRECISIONS, key="precision", **BOUND)
+    system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw, **BOUND)
+    found = needs(pair, device, precision, rows, 512 + length)
+    st.caption(f"{pair.title}. {found.sentence} (modelled; free figures measured) " + " ".join(pair.notes))
+    return Order(
+        pair=pair.name, drafter=drafter, text=text, system=system or None, raw=raw, rows=rows, device=device,
+        precision=precision,
+        settings=Settings(k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed),
+                          max_new_tokens=length),
+    )
+
+
+def order() -> Order | None:
+    """All the controls. None, with the reason on screen, if what they say cannot be run."""
+    text = prompt_box()
+    settings = st.container()
+    with st.expander("More settings: pair, sampling, length, batch, device"):
+        try:
+            pair = pair_box()
+            with settings:
+                drafter, k, temperature = main_settings(pair)
+            return more_settings(drafter, k, temperature, text, pair)
+        except SpecVizError as error:
+            settings.error(str(error))
+            return None
+
+
+def share_link() -> str:
+    """An address that reopens this run: the same pair, prompt, settings and seed, started at once."""
+    base = (st.context.url or "").split("?")[0]
+    return f"{base}?{urlencode({**st.query_params.to_dict(), 'go': '1'})}"

@@ -1,0 +1,42 @@
+"""Recorded real runs that ship with the app: shown before anything is fetched, and always labelled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import streamlit as st
+
+from specviz import trace as traces
+from specviz.trace import Trace
+
+FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
+
+
+def shipped() -> list[Path]:
+    """The recorded traces, the first to be shown first."""
+    return sorted(FOLDER.glob("*.json*"))
+
+
+@st.cache_resource(max_entries=8)
+def load(path: Path) -> Trace:
+    """A recorded trace by its path; read once per server."""
+    return traces.load(path)
+
+
+def label(trace: Trace) -> str:
+    """Where and when a run was recorded, in words."""
+    return f"recorded on {trace.machine.name} ({trace.machine.device}), {trace.recorded_at[:10]}, {trace.target}"
+
+
+def facts(run) -> list[tuple[str, str]]:
+    """What a run was, for the line above the stage: a Trace or a run that is still going."""
+    order, settings = getattr(run, "order", run), run.settings
+    given = [
+        ("pair", order.pair), ("drafter", order.drafter), ("precision", run.machine.precision),
+        ("K", str(settings.k)), ("temperature", f"{settings.temperature:g}"), ("seed", str(settings.seed)),
+    ]
+    if settings.top_p < 1:
+        given.append(("top-p", f"{settings.top_p:g}"))
+    if settings.top_k:
+        given.append(("top-k", str(settings.top_k)))
+    return given

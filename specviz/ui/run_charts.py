@@ -1,0 +1,75 @@
+"""Charts and files of one finished run: every chart through the one helper, so that each can be exported."""
+
+from __future__ import annotations
+
+import json
+
+import streamlit as st
+
+from specviz import export, trace as traces
+from specviz.errors import SpecVizError
+from specviz.figures import run as figures
+from specviz.trace import Trace
+from specviz.ui.chart import chart
+from specviz.ui.controls import share_link
+
+CHARTS = (
+    ("tokens-per-round", figures.tokens_table, figures.tokens_figure),
+    ("acceptance-by-position", figures.acceptance_table, figures.acceptance_figure),
+    ("seconds-per-round", figures.seconds_table, figures.seconds_figure),
+    ("flops-per-token", figures.ledger_table, figures.ledger_figure),
+)
+
+
+def show(trace: Trace) -> None:
+    """Four charts of the run in two columns (one on a phone)."""
+    drawn = {}
+    columns = st.columns(2, gap="large")
+    for place, (name, table, figure) in enumerate(CHARTS):
+        data = table(trace)
+        drawn[name] = (figure(data), data)
+        with columns[place % 2]:
+            chart(*drawn[name], name, key=f"run-{name}")
+    _files(trace, drawn)
+
+
+def _files(trace: Trace, drawn: dict) -> None:
+    name = f"specviz-{trace.pair.replace('/', '-')}-{trace.drafter}-k{trace.settings.k}"
+    st.subheader("Take it with you")
+    with st.container(horizontal=True):
+        st.download_button("Trace (JSON)", lambda: traces.dumps(trace), f"{export.safe_name(name)}.json", "application/json",
+                           on_click="ignore", icon=":material/download:", key="save-trace",
+                           help="The whole run: replays here with neither model nor network")
+        st.download_button("All charts (zip)", lambda: _pack(trace, drawn), f"{export.safe_name(name)}.zip",
+                           "application/zip", on_click="ignore", icon=":material/folder_zip:", key="save-pack",
+                           help="Charts as HTML and CSV, the trace and the settings")
+        with st.popover("Share", icon=":material/link:"):
+            st.caption("This address reopens the run on a machine that runs SpecViz: same pair, prompt, settings and seed.")
+            st.code(share_link(), language=None, wrap_lines=True)
+
+
+def _pack(trace: Trace, drawn: dict) -> bytes:
+    settings = {"pair": trace.pair, "drafter": trace.drafter, "prompt": trace.prompts[0].text,
+                **{n: getattr(trace.settings, n) for n in trace.settings.__dataclass_fields__}, "link": share_link()}
+    return export.pack(drawn, {"trace.json": traces.dumps(trace), "settings.json": json.dumps(settings, indent=2).encode()})
+
+
+def opener() -> None:
+    """Open a trace file; what is wrong with one is said in a sentence."""
+    file = st.file_uploader("Open a trace", type=["json", "gz"], key="trace-file",
+                            help="A run that SpecViz exported, here or elsewhere")
+    if file is None:
+        if st.session_state.pop("opened_name", None) is not None:
+            st.session_state.pop("opened", None)
+            st.rerun()
+        return
+    if st.session_state.get("opened_name") == file.file_id:
+        return
+    st.session_state["opened_name"] = file.file_id
+    try:
+        st.session_state["opened"] = traces.loads(file.getvalue(), file.name)
+    except SpecVizError as error:
+        st.session_state.pop("opened", None)
+        st.error(str(error))
+        return
+    st.rerun()

@@ -1,0 +1,87 @@
+"""Shows the session's run while it goes and after it: progress, player, and what went wrong if anything did."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from specviz.runs import Order, Run
+from specviz.trace import Trace
+from specviz.ui import preparing, recorded
+from specviz.ui.player import player
+
+POLL_SECONDS = 0.35
+
+
+def current() -> Run | None:
+    """The session's latest run."""
+    return st.session_state.get("run")
+
+
+def start(order: Order) -> None:
+    """Stop what runs in this session and start anew."""
+    if (before := current()) is not None:
+        before.stop()
+    st.session_state["run"] = Run(order).start()
+    st.session_state.pop("opened", None)
+
+
+def buttons(order: Order | None) -> None:
+    """Run, and Stop while something runs. Outside every fragment, so that a click interrupts."""
+    run = current()
+    alive = run is not None and run.alive
+    with st.container(horizontal=True, vertical_alignment="center"):
+        if st.button("Run again" if run else "Run", type="primary", icon=":material/play_arrow:", disabled=order is None,
+                     key="run-button", help="Decode this prompt on this machine"):
+            start(order)
+            st.rerun()
+        if st.button("Stop", icon=":material/stop:", disabled=not alive, key="stop-button"):
+            run.stop()
+            run.join(2.0)
+            st.rerun()
+
+
+def shown_trace() -> Trace | None:
+    """The finished run on screen: an opened file, the session's own, or a recorded one."""
+    if (opened := st.session_state.get("opened")) is not None:
+        return opened
+    run = current()
+    if run is not None:
+        if run.trace is not None:
+            return run.trace
+        if run.rounds or run.status == "running":
+            return None
+    paths = recorded.shipped()
+    return recorded.load(paths[0]) if paths else None
+
+
+def show() -> None:
+    """The stage: polls the run about three times a second while it is going."""
+    run = current()
+    alive = run is not None and run.alive
+    st.fragment(_tick, run_every=POLL_SECONDS if alive else None)(alive)
+
+
+def _tick(was_alive: bool) -> None:
+    run = current()
+    if run is not None:
+        run.poll()
+        if was_alive and not run.alive:
+            st.rerun()
+        if run.status == "loading":
+            st.progress(preparing.fraction(run.progress), preparing.words(run.progress))
+        elif run.status == "failed":
+            st.error(run.error)
+        elif run.status == "stopped" and not run.rounds:
+            st.info("Stopped before the first round. Run starts it again.")
+    if run is not None and run.status == "running" and st.session_state.get("opened") is None:
+        player(run, key="player", run_id=run.id, streaming=True, meta=recorded.facts(run))
+        return
+    trace = shown_trace()
+    if trace is None:
+        st.info("Nothing to show yet: press Run.")
+        return
+    own = run is not None and trace is run.trace
+    player(
+        trace, key="player", run_id=run.id if own else f"{trace.recorded_at} {trace.drafter}",
+        recorded=None if own else recorded.label(trace), meta=recorded.facts(trace), autoplay=not own,
+    )
