@@ -32,7 +32,8 @@ function si(x, unit) {
   if (x === 0) return `0 ${unit}`;
   const rounded = Number(x.toPrecision(3));
   const power = Math.max(-4, Math.min(6, Math.floor(Math.log10(Math.abs(rounded)) / 3)));
-  return `${(rounded / 1000 ** power).toPrecision(3)} ${["p", "n", "µ", "m", "", "k", "M", "G", "T", "P", "E"][power + 4]}${unit}`;
+  const prefix = ["p", "n", "µ", "m", "", "k", "M", "G", "T", "P", "E"][power + 4];
+  return `${(rounded / 1000 ** power).toPrecision(3)} ${prefix}${unit}`;
 }
 
 function percent(x) {
@@ -77,6 +78,10 @@ function wrap(text, room) {
 }
 
 // ------------------------------------------------------------------------------------------- drawing
+
+function attribute(element, values) {
+  for (const [name, value] of Object.entries(values)) element.setAttribute(name, value);
+}
 
 // A picture as a list of shapes with keys. Shapes that stay keep their element, so focus survives a redraw.
 class Scene {
@@ -343,7 +348,8 @@ function drawBars(scene, x, y, width, round, place, at, s) {
 
   // axis
   for (const tick of [0, limit / 2, limit]) {
-    scene.put(`axis:${tick === 0 ? 0 : tick / limit}`, "path", { d: `M${start + sx(tick)} ${y + 40} V${y + 46 + BAR_ROWS * ROW - 2}`,
+    scene.put(`axis:${tick === 0 ? 0 : tick / limit}`, "path",
+      { d: `M${start + sx(tick)} ${y + 40} V${y + 46 + BAR_ROWS * ROW - 2}`,
       stroke: ink.grid });
     scene.text(`axis:${tick === 0 ? 0 : tick / limit}:text`, start + sx(tick), y + 34, String(tick),
       { "font-size": 12, fill: ink.muted, "text-anchor": "middle" });
@@ -364,23 +370,29 @@ function drawBars(scene, x, y, width, round, place, at, s) {
       "font-family": bar.tail ? ink.font : ink.mono, "font-size": 13, fill: bar.tail ? ink.muted : ink.ink,
       "font-weight": isDraft || isDrawn ? 700 : 400 });
     if (!raw && grownP > 0 && drafted) {
-      scene.put(`bar:${i}:shade`, "rect", { x: start, y: top, width: sx(bar.min) * grownP, height: 28, fill: ink.accepted,
+      scene.put(`bar:${i}:shade`, "rect", { x: start, y: top, width: sx(bar.min) * grownP, height: 28,
+        fill: ink.accepted,
         "fill-opacity": 0.22 });
-      scene.put(`bar:${i}:min`, "rect", { x: start, y: top + 12, width: sx(bar.min) * grownP, height: 4, fill: ink.accepted });
+      scene.put(`bar:${i}:min`, "rect", { x: start, y: top + 12, width: sx(bar.min) * grownP, height: 4,
+        fill: ink.accepted });
     }
     if (p !== null && grownP > 0) {
-      scene.put(`bar:${i}:p`, "rect", { x: start, y: top + 1, width: Math.max(sx(p) * grownP, p > 0 ? 1 : 0), height: 10,
+      scene.put(`bar:${i}:p`, "rect", { x: start, y: top + 1, width: Math.max(sx(p) * grownP, p > 0 ? 1 : 0),
+        height: 10,
         fill: ink.target, opacity: 1 - 0.45 * forming });
       if (forming > 0 && !raw && bar.left > 0) {
-        scene.put(`bar:${i}:left`, "rect", { x: start + sx(bar.min), y: top, width: Math.max(1.5, sx(bar.left) * forming),
+        scene.put(`bar:${i}:left`, "rect", { x: start + sx(bar.min), y: top,
+          width: Math.max(1.5, sx(bar.left) * forming),
           height: 12, fill: ink.bonus, stroke: ink.fillLine, "stroke-width": 1 });
       }
       scene.text(`bar:${i}:pv`, start + span + 6, top + 12, number(p), { "font-size": 12, opacity: grownP });
     }
     if (q !== null && grownQ > 0) {
-      scene.put(`bar:${i}:q`, "rect", { x: start, y: top + 17, width: Math.max(sx(q) * grownQ, q > 0 ? 1 : 0), height: 10,
+      scene.put(`bar:${i}:q`, "rect", { x: start, y: top + 17, width: Math.max(sx(q) * grownQ, q > 0 ? 1 : 0),
+        height: 10,
         fill: ink.draft, stroke: ink.fillLine, "stroke-width": q > 0 ? 1 : 0 });
-      scene.text(`bar:${i}:qv`, start + span + 6, top + 25, number(q), { "font-size": 12, fill: ink.muted, opacity: grownQ });
+      scene.text(`bar:${i}:qv`, start + span + 6, top + 25, number(q),
+        { "font-size": 12, fill: ink.muted, opacity: grownQ });
     }
   });
 }
@@ -388,7 +400,8 @@ function drawBars(scene, x, y, width, round, place, at, s) {
 function paragraph(scene, key, x, y, width, text, extra = {}) {
   const size = extra["font-size"] ?? 13;
   const lines = wrap(text, Math.floor(width / (size * scene.ink.pitch)));
-  lines.forEach((line, i) => scene.text(`${key}:${i}`, x, y + i * (size + 4), line, { fill: scene.ink.muted, ...extra }));
+  lines.forEach((line, i) => scene.text(`${key}:${i}`, x, y + i * (size + 4), line,
+    { fill: scene.ink.muted, ...extra }));
   return lines.length * (size + 4);
 }
 
@@ -397,7 +410,8 @@ function drawUniform(scene, key, x, width, y, height, u, fall) {
   const at = x + u * width;
   const tip = y - 30 * (1 - fall);
   scene.put(`${key}:tip`, "path", { d: `M${at} ${tip} l-6 -11 h12 Z`, fill: scene.ink.ink });
-  scene.put(`${key}:line`, "path", { d: `M${at} ${tip} V${y + 6 * fall} M${at} ${y + height} v${6 * fall}`, stroke: scene.ink.ink,
+  scene.put(`${key}:line`, "path", { d: `M${at} ${tip} V${y + 6 * fall} M${at} ${y + height} v${6 * fall}`,
+    stroke: scene.ink.ink,
     "stroke-width": 2 });
   const label = `u ${equals(u)}`;
   const half = label.length * 3.6;
@@ -418,31 +432,41 @@ function drawRuler(scene, x, y, width, round, place, at, s) {
   if (s.dropped[at] > 0.3) return say(place.words);
   const judged = s.judged[at];
   if (round.greedy) {
-    const rows = [["target's first choice", place.first_choice.text, ink.target, ink.target], ["draft", place.text, ink.draft, ink.draftLine]];
+    const rows = [["target's first choice", place.first_choice.text, ink.target, ink.target],
+      ["draft", place.text, ink.draft, ink.draftLine]];
     rows.forEach(([name, text, color, line], i) => {
       const top = y + 26 + i * 34;
       scene.text(`greedy:${i}:name`, x, top + 19, name, { "font-size": 12, fill: ink.muted });
-      scene.put(`greedy:${i}:box`, "rect", { x: x + 124, y: top, width: Math.min(width - 128, 190), height: 28, rx: 7, fill: color,
+      scene.put(`greedy:${i}:box`, "rect", { x: x + 124, y: top, width: Math.min(width - 128, 190), height: 28, rx: 7,
+        fill: color,
         "fill-opacity": 0.14, stroke: line, "stroke-width": 1.5, "stroke-dasharray": i ? "5 3" : "none" });
-      scene.mono(`greedy:${i}:text`, x + 134, top + 19, fit(text, Math.floor((Math.min(width - 128, 190) - 20) / 8)), { "font-size": 13 });
+      scene.mono(`greedy:${i}:text`, x + 134, top + 19, fit(text, Math.floor((Math.min(width - 128, 190) - 20) / 8)),
+        { "font-size": 13 });
     });
     if (judged >= 0.5) {
       scene.icon("test:icon", place.verdict, x, y + 106, 14);
-      scene.text("test:verdict", x + 20, y + 118, place.verdict === "accepted" ? "the same: accepted" : "they differ: rejected");
+      scene.text("test:verdict", x + 20, y + 118, place.verdict === "accepted" ? "the same: accepted"
+        : "they differ: rejected");
     }
     return undefined;
   }
   const threshold = place.threshold;
   const line = y + 66;
-  scene.put("test:yes", "rect", { x, y: line, width: threshold * width, height: 20, fill: ink.accepted, "fill-opacity": 0.35 });
-  scene.put("test:no", "rect", { x: x + threshold * width, y: line, width: (1 - threshold) * width, height: 20, fill: ink.rejected,
+  scene.put("test:yes", "rect", { x, y: line, width: threshold * width, height: 20, fill: ink.accepted,
+    "fill-opacity": 0.35 });
+  scene.put("test:no", "rect", { x: x + threshold * width, y: line, width: (1 - threshold) * width, height: 20,
+    fill: ink.rejected,
     "fill-opacity": 0.28 });
-  scene.put("test:frame", "rect", { x, y: line, width, height: 20, fill: "none", stroke: ink.ink, "stroke-opacity": 0.5 });
-  scene.put("test:threshold", "path", { d: `M${x + threshold * width} ${line - 5} V${line + 26}`, stroke: ink.ink, "stroke-width": 2,
+  scene.put("test:frame", "rect", { x, y: line, width, height: 20, fill: "none", stroke: ink.ink,
+    "stroke-opacity": 0.5 });
+  scene.put("test:threshold", "path", { d: `M${x + threshold * width} ${line - 5} V${line + 26}`, stroke: ink.ink,
+    "stroke-width": 2,
     "stroke-dasharray": "4 2" });
-  if (threshold * width > 58) scene.text("test:yes:text", x + (threshold * width) / 2, line + 15, "accept", { "text-anchor": "middle", "font-size": 12 });
+  if (threshold * width > 58) scene.text("test:yes:text", x + (threshold * width) / 2, line + 15, "accept",
+    { "text-anchor": "middle", "font-size": 12 });
   if ((1 - threshold) * width > 50) {
-    scene.text("test:no:text", x + (width * (1 + threshold)) / 2, line + 15, "reject", { "text-anchor": "middle", "font-size": 12 });
+    scene.text("test:no:text", x + (width * (1 + threshold)) / 2, line + 15, "reject",
+      { "text-anchor": "middle", "font-size": 12 });
   }
   scene.text("test:0", x, line + 36, "0", { "font-size": 12, fill: ink.muted });
   scene.text("test:1", x + width, line + 36, "1", { "font-size": 12, fill: ink.muted, "text-anchor": "end" });
@@ -450,10 +474,12 @@ function drawRuler(scene, x, y, width, round, place, at, s) {
   const half = label.length * 3.3;
   scene.text("test:label", clamp(x + threshold * width, x + half + 12, x + width - half - 12), line + 40, label,
     { "text-anchor": "middle", "font-size": 12, "font-weight": 600 });
-  if (judged > 0 && place.u !== null) drawUniform(scene, "test:u", x, width, line, 20, place.u, ease(between(judged, 0, 0.75)));
+  if (judged > 0 && place.u !== null) drawUniform(scene, "test:u", x, width, line, 20, place.u,
+    ease(between(judged, 0, 0.75)));
   if (judged >= 0.75) {
     scene.icon("test:icon", place.verdict, x, y + 119, 13);
-    scene.text("test:verdict", x + 20, y + 130, place.verdict === "accepted" ? "accepted: u is below the mark" : "rejected: u is beyond the mark");
+    scene.text("test:verdict", x + 20, y + 130, place.verdict === "accepted" ? "accepted: u is below the mark"
+      : "rejected: u is beyond the mark");
   }
   return undefined;
 }
@@ -472,30 +498,35 @@ function drawLine(scene, x, y, width, round, s) {
     : round.slots.length ? "Bonus token: p past the last draft" : "The draw from p", { "font-weight": 600 });
   if (!started) {
     return paragraph(scene, "draw:say", x, y + 38, width, round.slots.length
-      ? "Drawn by the target when the checks are over: from the leftover after a rejection, from p if all drafts are accepted."
+      ? "Drawn by the target after the checks: from the leftover if a draft is rejected, from p if all are accepted."
       : "Drawn by the target from p.");
   }
   const line = y + 66;
   const full = left ? clamp(bonus.sum + (1 - bonus.sum) * ease(between(s.leftover, 0.25, 1)), 0.02, 1) : 1;
   const chosen = s.bonus > 0.6;
-  scene.put("draw:frame", "rect", { x, y: line, width, height: 24, fill: "none", stroke: ink.muted, "stroke-dasharray": "2 3" });
+  scene.put("draw:frame", "rect", { x, y: line, width, height: 24, fill: "none", stroke: ink.muted,
+    "stroke-dasharray": "2 3" });
   bonus.intervals.forEach((cut, i) => {
     const from = x + cut.lo * width * full;
     const size = (cut.hi - cut.lo) * width * full;
     const lit = cut.drawn && chosen;
-    scene.put(`cut:${i}`, "rect", { x: from, y: line, width: size, height: 24, fill: cut.id === null ? ink.dropped : left ? ink.bonus : ink.target,
-      "fill-opacity": lit ? 0.75 : cut.id === null ? 0.18 : i % 2 ? 0.34 : 0.22, stroke: ink.ink, "stroke-opacity": lit ? 1 : 0.35,
+    const colour = cut.id === null ? ink.dropped : left ? ink.bonus : ink.target;
+    scene.put(`cut:${i}`, "rect", { x: from, y: line, width: size, height: 24, fill: colour,
+      "fill-opacity": lit ? 0.75 : cut.id === null ? 0.18 : i % 2 ? 0.34 : 0.22,
+      stroke: ink.ink, "stroke-opacity": lit ? 1 : 0.35,
       "stroke-width": lit ? 2 : 0.75 });
     const room = Math.floor((size - 6) / 7.6);
     if (room >= Math.min(3, cells(cut.text)) && full === 1) {
-      scene.text(`cut:${i}:text`, from + size / 2, line + 17, fit(cut.text, room), { "text-anchor": "middle", "font-size": 12,
+      scene.text(`cut:${i}:text`, from + size / 2, line + 17, fit(cut.text, room),
+        { "text-anchor": "middle", "font-size": 12,
         "font-family": cut.id === null ? ink.font : ink.mono });
     }
   });
   scene.text("draw:0", x, line + 40, "0", { "font-size": 12, fill: ink.muted });
   scene.text("draw:1", x + width, line + 40, "1", { "font-size": 12, fill: ink.muted, "text-anchor": "end" });
   if (left && full < 1) {
-    scene.text("draw:sum", clamp(x + full * width, x + 40, x + width - 60), line + 40, `sum ${number(bonus.sum)}, stretched to 1`,
+    scene.text("draw:sum", clamp(x + full * width, x + 40, x + width - 60), line + 40,
+      `sum ${number(bonus.sum)}, stretched to 1`,
       { "font-size": 12, "text-anchor": full > 0.5 ? "end" : "start" });
   }
   if (s.bonus > 0 && bonus.u !== null && !round.greedy) {
@@ -506,9 +537,11 @@ function drawLine(scene, x, y, width, round, s) {
     scene.icon("draw:star", "bonus", x, line + 47, 14);
     scene.mono("draw:token", x + 20, line + 59, fit(bonus.text, 16), { "font-weight": 700 });
     const after = x + 20 + cells(fit(bonus.text, 16)) * 8 + 8;
-    scene.text("draw:where", after, line + 59, round.greedy ? "all of the mass" : `${number(cut.lo)} to ${number(cut.hi)}`, { fill: ink.muted });
+    scene.text("draw:where", after, line + 59, round.greedy ? "all of the mass"
+      : `${number(cut.lo)} to ${number(cut.hi)}`, { fill: ink.muted });
     if (!round.greedy) {
-      paragraph(scene, "draw:note", x, line + 79, width, bonus.exact ? "Intervals in the order of token ids, as in the draw."
+      paragraph(scene, "draw:note", x, line + 79, width, bonus.exact
+        ? "Intervals in the order of token ids, as in the draw."
         : "Intervals in the order of token ids; “others” are kept as one sum.", { "font-size": 12 });
     }
   }
@@ -530,17 +563,20 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
     const active = ACTIVE[s.now.kind] === kind;
     if (active) scene.put(`${kind}:lit`, "rect", { x: 0, y: y + 20, width: 3, height: 27, fill: ink.ink });
     scene.text(`${kind}:name`, 0, y + 13, name, { "font-weight": active ? 700 : 600 });
-    scene.text(`${kind}:time`, width, y + 13, time === null ? "not measured" : kind === "draft" && !round.k ? "none" : si(time, "s"),
+    scene.text(`${kind}:time`, width, y + 13, time === null ? "not measured" : kind === "draft" && !round.k ? "none"
+      : si(time, "s"),
       { "text-anchor": "end" });
     const none = time === null || (kind === "draft" && !round.k);
     const x = 6;
     const long = time && !none ? Math.max(2, ((width - x - 1) * time) / longest) : 0;
     const share = (row, fraction, label, opacity) => {
       const top = y + 20 + row * 14;
-      scene.put(`${kind}:${row}:idle`, "rect", { x, y: top, width: long, height: 13, fill: ink.dropped, "fill-opacity": 0.16, stroke: ink.fillLine,
+      scene.put(`${kind}:${row}:idle`, "rect", { x, y: top, width: long, height: 13, fill: ink.dropped,
+        "fill-opacity": 0.16, stroke: ink.fillLine,
         "stroke-width": 0.75 });
       if (fraction !== null && fraction !== undefined) {
-        scene.put(`${kind}:${row}:busy`, "rect", { x, y: top, width: long * clamp(fraction, 0, 1), height: 13, fill: ink[kind], "fill-opacity": opacity,
+        scene.put(`${kind}:${row}:busy`, "rect", { x, y: top, width: long * clamp(fraction, 0, 1), height: 13,
+          fill: ink[kind], "fill-opacity": opacity,
           stroke: ink.fillLine, "stroke-width": 0.75 });
       }
     };
@@ -549,13 +585,14 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
       share(1, point?.stream_fraction, "memory", 0.5);
     }
     const shares = point?.flagged ? "faster than a measured roof allows: measure the roofs again"
-      : point ? `compute ${percent(point.busy_fraction)} · memory ${percent(point.stream_fraction)} · neither ${percent(point.overhead_fraction)}`
+      : point ? [["compute", "busy"], ["memory", "stream"], ["neither", "overhead"]]
+        .map(([label, share]) => `${label} ${percent(point[`${share}_fraction`])}`).join(" · ")
         : none ? "" : ceilings ? "no counted work (a lookup)" : "shares need measured ceilings";
     scene.text(`${kind}:share`, 0, y + 63, shares, { "font-size": 12, fill: ink.muted });
     y += 74;
   }
   return y + 8 + paragraph(scene, "note", 0, y + 8, width, ceilings
-    ? "Time measured. Upper bar: counted FLOPs at this machine's measured peak. Lower bar: counted bytes at its measured bandwidth."
+    ? "Time measured. Upper bar: counted FLOPs at the machine's measured peak. Lower: counted bytes at its bandwidth."
     : "Time measured. Ceilings not measured yet, so busy shares are unknown.", { "font-size": 12 });
 }
 
@@ -565,7 +602,8 @@ const pointOf = (round, plain, kind) => round.points[kind] ?? (kind === "plain" 
 function drawRoof(scene, width, round, plain, ceilings, s) {
   const { ink } = scene;
   if (!ceilings) {
-    paragraph(scene, "none", 0, 16, width, "Ceilings not measured yet: without this machine's measured bandwidth and peak there is no roof to draw.");
+    paragraph(scene, "none", 0, 16, width,
+      "Ceilings not measured yet: without this machine's measured bandwidth and peak there is no roof to draw.");
     return 60;
   }
   const height = 280;
@@ -582,15 +620,20 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
   }
   for (let d = low.y; d <= high.y; d++) {
     scene.put(`gy:${d}`, "path", { d: `M${box.x} ${sy(10 ** d)} h${box.w}`, stroke: ink.grid });
-    scene.text(`ty:${d}`, box.x - 6, sy(10 ** d) + 4, decade(d), { "text-anchor": "end", "font-size": 12, fill: ink.muted });
+    scene.text(`ty:${d}`, box.x - 6, sy(10 ** d) + 4, decade(d),
+      { "text-anchor": "end", "font-size": 12, fill: ink.muted });
   }
-  scene.text("xlabel", box.x + box.w / 2, height - 6, "FLOP per byte (counted)", { "text-anchor": "middle", "font-size": 12, fill: ink.muted });
+  scene.text("xlabel", box.x + box.w / 2, height - 6, "FLOP per byte (counted)",
+    { "text-anchor": "middle", "font-size": 12, fill: ink.muted });
   const lowest = Math.max(10 ** low.x, 10 ** low.y / ceilings.bandwidth);
-  scene.put("roof", "path", { d: `M${sx(lowest)} ${sy(lowest * ceilings.bandwidth)} L${sx(ridge)} ${sy(ceilings.flops)} H${box.x + box.w}`,
+  scene.put("roof", "path",
+    { d: `M${sx(lowest)} ${sy(lowest * ceilings.bandwidth)} L${sx(ridge)} ${sy(ceilings.flops)} H${box.x + box.w}`,
     fill: "none", stroke: ink.ink, "stroke-width": 2 });
-  scene.text("roof:flops", box.x + box.w - 2, sy(ceilings.flops) - 5, si(ceilings.flops, "FLOP/s"), { "text-anchor": "end", "font-size": 12 });
+  scene.text("roof:flops", box.x + box.w - 2, sy(ceilings.flops) - 5, si(ceilings.flops, "FLOP/s"),
+    { "text-anchor": "end", "font-size": 12 });
   const middle = Math.sqrt(lowest * ridge);
-  scene.text("roof:bandwidth", sx(middle) - 8, sy(middle * ceilings.bandwidth) - 6, si(ceilings.bandwidth, "B/s"), { "text-anchor": "end", "font-size": 12,
+  scene.text("roof:bandwidth", sx(middle) - 8, sy(middle * ceilings.bandwidth) - 6, si(ceilings.bandwidth, "B/s"),
+    { "text-anchor": "end", "font-size": 12,
     stroke: ink.paper, "stroke-width": 3, "paint-order": "stroke" });
 
   const dots = STEPS.map(([kind, name]) => ({ kind, name, point: pointOf(round, plain, kind) }))
@@ -605,8 +648,10 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
     free = dot.label + 16;
     const right = dot.x + 16 + dot.name.length * 7 < box.x + box.w;
     const lx = right ? dot.x + 14 : dot.x - 14;
-    scene.put(`${dot.kind}:lead`, "path", { d: `M${dot.x} ${dot.y} L${right ? lx - 2 : lx + 2} ${dot.label - 4}`, stroke: ink.ink, "stroke-opacity": 0.5 });
-    scene.put(`${dot.kind}:dot`, "circle", { cx: dot.x, cy: dot.y, r: active ? 8 : 6, fill: ink[dot.kind], stroke: ink.ink, "stroke-width": active ? 2.5 : 1.25 });
+    scene.put(`${dot.kind}:lead`, "path", { d: `M${dot.x} ${dot.y} L${right ? lx - 2 : lx + 2} ${dot.label - 4}`,
+      stroke: ink.ink, "stroke-opacity": 0.5 });
+    scene.put(`${dot.kind}:dot`, "circle", { cx: dot.x, cy: dot.y, r: active ? 8 : 6, fill: ink[dot.kind],
+      stroke: ink.ink, "stroke-width": active ? 2.5 : 1.25 });
     scene.text(`${dot.kind}:text`, lx, dot.label, dot.name, { "font-size": 12, "text-anchor": right ? "start" : "end",
       "font-weight": active ? 700 : 400, stroke: ink.paper, "stroke-width": 3, "paint-order": "stroke" });
   }
@@ -614,22 +659,29 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
 }
 
 function decade(d) {
-  const names = { "-1": "0.1", 0: "1", 1: "10", 2: "100", 3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M", 8: "100M", 9: "1G", 10: "10G", 11: "100G", 12: "1T", 13: "10T", 14: "100T", 15: "1P", 16: "10P", 17: "100P" };
+  const names = { "-1": "0.1", 0: "1", 1: "10", 2: "100", 3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M", 8: "100M",
+    9: "1G", 10: "10G", 11: "100G", 12: "1T", 13: "10T", 14: "100T", 15: "1P", 16: "10P", 17: "100P" };
   return names[d] ?? `1e${d}`;
 }
 
 // ------------------------------------------------------------------------------------------- the player
 
 const SHAPES = {
-  first: "M4 3 V13 M13 3 L6 8 L13 13 Z", previousRound: "M8 3 L2.5 8 L8 13 Z M14 3 L8.5 8 L14 13 Z", previous: "M11 3 L4.5 8 L11 13 Z",
+  first: "M4 3 V13 M13 3 L6 8 L13 13 Z", previousRound: "M8 3 L2.5 8 L8 13 Z M14 3 L8.5 8 L14 13 Z",
+  previous: "M11 3 L4.5 8 L11 13 Z",
   play: "M4 2.5 L13 8 L4 13.5 Z", pause: "M4.5 3 V13 M11.5 3 V13", next: "M5 3 L11.5 8 L5 13 Z",
   nextRound: "M8 3 L13.5 8 L8 13 Z M2 3 L7.5 8 L2 13 Z", last: "M12 3 V13 M3 3 L10 8 L3 13 Z",
 };
-const BUTTONS = [["first", "First step", "Home"], ["previousRound", "Previous round", "["], ["previous", "Previous step", "Left"],
-  ["play", "Play", "Space"], ["next", "Next step", "Right"], ["nextRound", "Next round", "]"], ["last", "Last step", "End"]];
-const PHASES = [["draft", "Draft", ["draft", "correct"]], ["verify", "Verify", ["verify"]], ["judge", "Judge", ["judge", "dropped"]],
+const BUTTONS = [
+  ["first", "First step", "Home"], ["previousRound", "Previous round", "["], ["previous", "Previous step", "Left"],
+  ["play", "Play", "Space"],
+  ["next", "Next step", "Right"], ["nextRound", "Next round", "]"], ["last", "Last step", "End"],
+];
+const PHASES = [["draft", "Draft", ["draft", "correct"]], ["verify", "Verify", ["verify"]],
+  ["judge", "Judge", ["judge", "dropped"]],
   ["bonus", "Bonus token", ["leftover", "bonus", "end"]]];
-const LASTS = { draft: 650, correct: 900, verify: 1000, judge: 1300, dropped: 800, leftover: 1300, bonus: 1400, end: 900 };
+const LASTS = { draft: 650, correct: 900, verify: 1000, judge: 1300, dropped: 800, leftover: 1300, bonus: 1400,
+  end: 900 };
 const MOVES = 0.62; // the share of a step in which things move; then it rests, to be read
 
 class Player {
@@ -685,7 +737,8 @@ class Player {
       item.dataset.phase = name;
       this.el.phases.append(item);
     }
-    const swatches = [["draft", "accepted draft"], ["leftover", "bonus token, from the leftover"], ["all_accepted", "bonus token, all drafts accepted"]];
+    const swatches = [["draft", "accepted draft"], ["leftover", "bonus token, from the leftover"],
+      ["all_accepted", "bonus token, all drafts accepted"]];
     for (const [origin, label] of swatches) {
       const item = document.createElement("span");
       const sample = document.createElement("span");
@@ -699,7 +752,8 @@ class Player {
   listen() {
     this.box.onkeydown = (event) => {
       if (event.altKey || event.ctrlKey || event.metaKey || event.target.closest("select")) return;
-      const name = { ArrowLeft: "previous", ArrowRight: "next", Home: "first", End: "last", "[": "previousRound", "]": "nextRound", " ": "play" }[event.key];
+      const name = { ArrowLeft: "previous", ArrowRight: "next", Home: "first", End: "last", "[": "previousRound",
+        "]": "nextRound", " ": "play" }[event.key];
       const token = event.target.closest(".tok");
       if (token && (event.key === "Enter" || event.key === " ")) {
         event.preventDefault();
@@ -729,7 +783,8 @@ class Player {
     this.el.png.onclick = () => this.savePng();
     const slotOf = (event) => {
       const holder = event.target.closest("[data-slot]");
-      return holder && !(holder.dataset.round && Number(holder.dataset.round) !== this.at.round) ? Number(holder.dataset.slot) : null;
+      return holder && !(holder.dataset.round && Number(holder.dataset.round) !== this.at.round)
+        ? Number(holder.dataset.slot) : null;
     };
     for (const name of ["strip", "text", "rows"]) {
       const area = this.el[name];
@@ -755,7 +810,8 @@ class Player {
     this.setColours(data.colours);
     if (data.run !== this.run || data.row !== this.row) {
       this.stop();
-      Object.assign(this, { run: data.run, row: data.row, stamp: data.stamp, rounds: [], acked: 0, at: { round: 0, frame: 0 }, t: 1, told: null,
+      Object.assign(this, { run: data.run, row: data.row, stamp: data.stamp, rounds: [], acked: 0,
+        at: { round: 0, frame: 0 }, t: 1, told: null,
                             following: data.streaming, started: false });
     } else if (data.stamp !== this.stamp) {
       // Python knows more about rounds that are already here: it sends them all again
@@ -767,7 +823,8 @@ class Player {
       this.acked = Math.max(this.acked, data.start + data.rounds.length);
     }
     this.acknowledge(data.start > this.acked);
-    if (this.rounds.length && data.seek && data.seek.id !== this.sought && (data.seek.round ?? 0) < this.rounds.length) {
+    const sought = data.seek && data.seek.id !== this.sought && (data.seek.round ?? 0) < this.rounds.length;
+    if (this.rounds.length && sought) {
       this.sought = data.seek.id;
       this.stop();
       this.following = false;
@@ -800,10 +857,14 @@ class Player {
 
   setColours(colours) {
     for (const [name, value] of Object.entries(colours.roles)) this.box.style.setProperty(`--sv-${name}`, value);
-    const live = { ink: "var(--sv-ink)", muted: "var(--sv-muted)", grid: "var(--sv-grid)", paper: "var(--sv-paper)", font: "var(--sv-font)",
-                   mono: "var(--sv-mono)", fillLine: "color-mix(in srgb, var(--sv-ink) 60%, transparent)", ...colours.roles };
-    live.draftLine = "color-mix(in srgb, var(--sv-draft) 70%, var(--sv-ink))";
-    live.pitch = 0.455; // mean width of a character in ems: Source Sans is narrow
+    const live = {
+      ink: "var(--sv-ink)", muted: "var(--sv-muted)", grid: "var(--sv-grid)", paper: "var(--sv-paper)",
+      font: "var(--sv-font)", mono: "var(--sv-mono)",
+      fillLine: "color-mix(in srgb, var(--sv-ink) 60%, transparent)",
+      draftLine: "color-mix(in srgb, var(--sv-draft) 70%, var(--sv-ink))",
+      pitch: 0.455, // mean width of a character in ems: Source Sans is narrow
+      ...colours.roles,
+    };
     for (const scene of Object.values(this.scenes)) scene.ink = live;
   }
 
@@ -824,7 +885,8 @@ class Player {
 
   unflatten(index) {
     let round = 0;
-    while (round < this.rounds.length - 1 && index >= this.rounds[round].frames.length) index -= this.rounds[round++].frames.length;
+    while (round < this.rounds.length - 1 && index >= this.rounds[round].frames.length)
+      index -= this.rounds[round++].frames.length;
     return { round, frame: clamp(index, 0, this.rounds[round].frames.length - 1) };
   }
 
@@ -859,7 +921,7 @@ class Player {
   goTo(at, animate = false) {
     this.at = at;
     this.pinned = this.hovered = null;
-    if (animate && !this.still.matches) this.run_(false);
+    if (animate && !this.still.matches) this.animate(false);
     else {
       cancelAnimationFrame(this.raf);
       this.t = 1;
@@ -873,7 +935,7 @@ class Player {
     this.playing = true;
     this.following = false;
     this.hush();
-    this.run_(true);
+    this.animate(true);
     this.renderStep();
   }
 
@@ -884,7 +946,7 @@ class Player {
   }
 
   // Runs t from 0 to 1 in the current step; when playing, goes on to the next one.
-  run_(on) {
+  animate(on) {
     cancelAnimationFrame(this.raf);
     const begun = performance.now();
     this.t = this.still.matches ? 1 : 0;
@@ -907,7 +969,7 @@ class Player {
         }
         this.at = this.unflatten(next);
         this.pinned = this.hovered = null;
-        this.run_(true);
+        this.animate(true);
         this.renderStep();
       }
     };
@@ -1021,12 +1083,17 @@ class Player {
                     flops_per_token: this.data.plain?.flops_per_token ?? c.plain_flops_per_token };
     const times = (a, b) => (a && b ? `${number(a / b)}× plain` : "");
     const items = [
-      ["Tokens per target pass", number(c.tokens_per_pass), `${c.tokens} tokens in ${c.rounds} pass${c.rounds === 1 ? "" : "es"}, bonus included`],
-      ["Acceptance rate", c.acceptance_rate === null ? "none drafted" : percent(c.acceptance_rate), `${c.accepted} of ${c.proposed} drafts (counted)`],
-      [this.data.rows > 1 ? "Tokens per second, all rows" : "Tokens per second", number(c.tokens_per_second), plain.tokens_per_second
-        ? `${times(c.tokens_per_second, plain.tokens_per_second)}: ${number(plain.tokens_per_second)} tokens/s in the same run (measured)` : "plain not measured in this run"],
+      ["Tokens per target pass", number(c.tokens_per_pass),
+        `${c.tokens} tokens in ${c.rounds} pass${c.rounds === 1 ? "" : "es"}, bonus included`],
+      ["Acceptance rate", c.acceptance_rate === null ? "none drafted" : percent(c.acceptance_rate),
+        `${c.accepted} of ${c.proposed} drafts (counted)`],
+      [this.data.rows > 1 ? "Tokens per second, all rows" : "Tokens per second", number(c.tokens_per_second),
+        plain.tokens_per_second
+          ? `${times(c.tokens_per_second, plain.tokens_per_second)}: ${number(plain.tokens_per_second)} tokens/s`
+            + " in the same run (measured)" : "plain not measured in this run"],
       ["FLOPs per token", si(c.flops_per_token, "FLOP"), plain.flops_per_token
-        ? `${times(c.flops_per_token, plain.flops_per_token)}: ${si(plain.flops_per_token, "FLOP")} (counted)` : "plain not counted in this run"],
+        ? `${times(c.flops_per_token, plain.flops_per_token)}: ${si(plain.flops_per_token, "FLOP")} (counted)`
+          : "plain not counted in this run"],
     ];
     this.el.counters.replaceChildren(...items.map(([name, value, note]) => {
       const box = document.createElement("div");
@@ -1074,7 +1141,8 @@ class Player {
         button.dataset.round = String(r);
         button.dataset.slot = String(i);
         fillToken(button, token);
-        const origin = { draft: "accepted draft", leftover: "bonus token from the leftover", all_accepted: "bonus token" }[token.origin];
+        const origin = { draft: "accepted draft", leftover: "bonus token from the leftover",
+          all_accepted: "bonus token" }[token.origin];
         button.title = `${token.text}: ${origin}, round ${r + 1}`;
       }
       button.className = `tok ${token.origin}${r === this.at.round ? " current" : ""}`;
@@ -1090,14 +1158,16 @@ class Player {
     const rows = round.slots.map((slot, i) => {
       const seen = s.drafted[i] > 0;
       const verdict = verdictSoFar(round, s, i);
-      return { slot: i, verdict, cells: [String(i + 1), seen ? slot.text : "", seen ? number(slot.q) : "", s.verify ? number(slot.p) : "",
-        s.verify ? number(slot.threshold) : "", s.judged[i] ? number(slot.u) : "", verdict ?? ""] };
+      return { slot: i, verdict, cells: [String(i + 1), seen ? slot.text : "", seen ? number(slot.q) : "",
+        s.verify ? number(slot.p) : "", s.verify ? number(slot.threshold) : "",
+        s.judged[i] ? number(slot.u) : "", verdict ?? ""] };
     });
     const bonus = s.bonus ? round.bonus : null;
     const drawn = bonus ? (round.slots[bonus.slot] ?? round.past).bars.find((bar) => bar.drawn) : null;
-    rows.push({ slot: bonus ? bonus.slot : round.slots.length, verdict: bonus ? "bonus" : null,
-      cells: [bonus ? String(bonus.slot + 1) : "", bonus ? bonus.text : "", drawn && bonus.kind === "leftover" ? number(drawn.q) : "", drawn ? number(drawn.p) : "", "", bonus && !round.greedy ? number(bonus.u) : "",
-        bonus ? (bonus.kind === "leftover" ? "bonus, from the leftover" : "bonus, from p") : ""] });
+    rows.push({ slot: bonus ? bonus.slot : round.slots.length, verdict: bonus ? "bonus" : null, cells: bonus ? [
+      String(bonus.slot + 1), bonus.text, bonus.kind === "leftover" ? number(drawn.q) : "", number(drawn.p), "",
+      round.greedy ? "" : number(bonus.u), bonus.kind === "leftover" ? "bonus, from the leftover" : "bonus, from p",
+    ] : Array(7).fill("") });
     while (el.rows.children.length > rows.length) el.rows.lastChild.remove();
     rows.forEach(({ slot, verdict, cells: values }, i) => {
       let row = el.rows.children[i];
@@ -1127,9 +1197,10 @@ class Player {
 
   renderLit() {
     const chosen = this.hovered ?? this.pinned;
-    for (const row of this.el.rows.children) row.classList.toggle("lit", chosen !== null && Number(row.dataset.slot) === chosen);
+    const lit = (element) => chosen !== null && Number(element.dataset.slot) === chosen;
+    for (const row of this.el.rows.children) row.classList.toggle("lit", lit(row));
     for (const token of this.el.text.children) {
-      token.classList.toggle("lit", chosen !== null && Number(token.dataset.round) === this.at.round && Number(token.dataset.slot) === chosen);
+      token.classList.toggle("lit", lit(token) && Number(token.dataset.round) === this.at.round);
     }
   }
 
@@ -1158,17 +1229,21 @@ class Player {
     this.putTargets(strip, size, round, s);
     this.show("strip", size.width, size.height, `Round ${this.at.round + 1}: tokens and verdicts`);
     const detailRoom = this.el.detail.clientWidth;
-    this.show("detail", detailRoom, drawDetail(this.scenes.detail, detailRoom, round, focus, s), this.describe(focus, s));
+    this.show("detail", detailRoom, drawDetail(this.scenes.detail, detailRoom, round, focus, s),
+      this.describe(focus, s));
     if (!aside) return;
     const sideRoom = this.el.busy.clientWidth;
-    this.show("busy", sideRoom, drawBusy(this.scenes.busy, sideRoom, round, data.plain, data.ceilings, s), this.describeBusy());
-    this.show("roof", sideRoom, drawRoof(this.scenes.roof, sideRoom, round, data.plain, data.ceilings, s), this.describeRoof());
+    this.show("busy", sideRoom, drawBusy(this.scenes.busy, sideRoom, round, data.plain, data.ceilings, s),
+      this.describeBusy());
+    this.show("roof", sideRoom, drawRoof(this.scenes.roof, sideRoom, round, data.plain, data.ceilings, s),
+      this.describeRoof());
   }
 
   // Invisible fields over the columns, so that each token can be pointed at and reached by keyboard.
   putTargets(scene, size, round, s) {
     for (let i = 0; i <= round.slots.length; i++) {
-      scene.put(`hit:${i}`, "rect", { x: size.column * (i + 1), y: 0, width: size.column, height: size.height, rx: 10, fill: "transparent", tabindex: "0",
+      scene.put(`hit:${i}`, "rect", { x: size.column * (i + 1), y: 0, width: size.column, height: size.height, rx: 10,
+        fill: "transparent", tabindex: "0",
         role: "img", "data-slot": String(i), "aria-label": this.describe(i, s) });
     }
   }
@@ -1176,7 +1251,10 @@ class Player {
   describe(i, s) {
     const { round } = this;
     const slot = round.slots[i];
-    if (!slot) return round.bonus && round.bonus.slot === i && s.bonus ? `Position ${i + 1}. ${round.bonus.words}` : `Position ${i + 1}: past the last draft`;
+    if (!slot) {
+      const drawn = round.bonus && round.bonus.slot === i && s.bonus;
+      return drawn ? `Position ${i + 1}. ${round.bonus.words}` : `Position ${i + 1}: past the last draft`;
+    }
     if (!s.drafted[i]) return `Draft ${i + 1}: not drafted yet`;
     const parts = [`Draft ${i + 1}: ${slot.text}`, `q ${equals(slot.q)}`];
     if (s.verify) parts.push(`p ${equals(slot.p)}`);
@@ -1188,31 +1266,31 @@ class Player {
     return STEPS.map(([kind, name]) => {
       const point = pointOf(this.round, this.data.plain, kind);
       const time = this.round.seconds[kind];
-      return `${name}: ${time === null ? "not measured" : si(time, "s")}${point ? `, compute busy ${percent(point.busy_fraction)}` : ""}`;
+      const busy = point ? `, compute busy ${percent(point.busy_fraction)}` : "";
+      return `${name}: ${time === null ? "not measured" : si(time, "s")}${busy}`;
     }).join("; ");
   }
 
   describeRoof() {
     if (!this.data.ceilings) return "Ceilings not measured yet";
     return STEPS.map(([kind, name]) => [name, pointOf(this.round, this.data.plain, kind)]).filter(([, point]) => point)
-      .map(([name, point]) => `${name}: ${number(point.intensity)} FLOP per byte, ${si(point.flops / point.seconds, "FLOP/s")}`).join("; ");
+      .map(([name, point]) => `${name}: ${number(point.intensity)} FLOP per byte, `
+        + si(point.flops / point.seconds, "FLOP/s")).join("; ");
   }
 
   show(name, width, height, label) {
     const scene = this.scenes[name];
     scene.commit();
     const svg = scene.root;
-    svg.setAttribute("width", width);
-    svg.setAttribute("height", height);
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.setAttribute("aria-label", label);
+    attribute(svg, { width, height, viewBox: `0 0 ${width} ${height}`, "aria-label": label });
   }
 
   // ---- export: the same drawing with dark ink on white, and no style sheet to lose
 
   picture() {
     const { colours } = this.data;
-    const paper = { ...colours.paper, ...colours.roles, font: "Helvetica, Arial, sans-serif", mono: "Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+    const paper = { ...colours.paper, ...colours.roles, font: "Helvetica, Arial, sans-serif",
+      mono: "Menlo, Consolas, 'DejaVu Sans Mono', monospace",
                     fillLine: colours.paper.ink, draftLine: "#8A5F00", pitch: 0.5 };
     const { round } = this;
     const frame = round.frames[this.at.frame];
@@ -1228,8 +1306,10 @@ class Player {
       return new Scene(group, paper);
     };
     const head = scene(margin);
-    const facts = [...(this.data.recorded ? [["", this.data.recorded]] : []), ...this.data.meta].map(([name, value]) => `${name} ${value}`.trim()).join(" · ");
-    head.text("title", 0, 18, `Round ${this.at.round + 1} of ${this.rounds.length} · ${frame.title}`, { "font-size": 18, "font-weight": 700 });
+    const facts = [...(this.data.recorded ? [["", this.data.recorded]] : []), ...this.data.meta]
+      .map(([name, value]) => `${name} ${value}`.trim()).join(" · ");
+    head.text("title", 0, 18, `Round ${this.at.round + 1} of ${this.rounds.length} · ${frame.title}`,
+      { "font-size": 18, "font-weight": 700 });
     paragraph(head, "words", 0, 44, inner * 0.86, frame.words, { "font-size": 15, fill: paper.ink });
     head.commit();
     const strip = scene(margin + 78);
@@ -1243,9 +1323,9 @@ class Player {
     foot.commit();
     const height = margin * 2 + 78 + size.height + 8 + high + 12 + low;
     const width = inner + 2 * margin;
-    for (const [name, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}` })) svg.setAttribute(name, value);
+    attribute(svg, { width, height, viewBox: `0 0 ${width} ${height}` });
     const ground = document.createElementNS(SVG, "rect");
-    for (const [name, value] of Object.entries({ width, height, fill: paper.paper })) ground.setAttribute(name, value);
+    attribute(ground, { width, height, fill: paper.paper });
     svg.prepend(ground);
     return { text: new XMLSerializer().serializeToString(svg), width, height };
   }
@@ -1313,10 +1393,12 @@ function glyph(d, kind, ink) {
   const path = document.createElementNS(SVG, "path");
   const filled = !kind || kind === "bonus";
   const color = kind ? icon(kind, ink).color : "currentColor";
-  const attributes = { d, fill: filled ? color : "none", stroke: kind === "bonus" ? "currentColor" : color, "stroke-width": kind ? (filled ? 1 : 2.6) : 1.6,
+  const attributes = { d, fill: filled ? color : "none", stroke: kind === "bonus" ? "currentColor" : color,
+    "stroke-width": kind ? (filled ? 1 : 2.6) : 1.6,
                        "stroke-linejoin": "round", "stroke-linecap": "round" };
-  for (const [name, value] of Object.entries(attributes)) path.setAttribute(name, value);
-  for (const [name, value] of Object.entries({ viewBox: "0 0 16 16", width: kind ? 14 : 16, height: kind ? 14 : 16, "aria-hidden": "true" })) svg.setAttribute(name, value);
+  attribute(path, attributes);
+  const size = kind ? 14 : 16;
+  attribute(svg, { viewBox: "0 0 16 16", width: size, height: size, "aria-hidden": "true" });
   svg.append(path);
   return svg;
 }
