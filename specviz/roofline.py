@@ -103,6 +103,30 @@ def plain_seconds(baseline: Baseline) -> float | None:
     return statistics.median(alike) if alike else None
 
 
+@dataclass(frozen=True)
+class Utilization:
+    """How well a round used the device; shares in 0..1."""
+
+    model_flops: float
+    """MFU: only the arithmetic of emitted tokens, over the whole round's time."""
+    hardware_flops: float
+    """HFU: all arithmetic that was executed, drafts and rejected positions included, over the same time."""
+    model_bandwidth: float
+    """MBU: what the target pass had to read and write, over the time of that pass; never by time per token, which
+    would count one reading of the weights several times."""
+
+
+def utilization(round_: Round, ceilings: Ceilings) -> Utilization:
+    """The three utilizations of a round. Raises SettingsError for a round without time."""
+    if not (round_.verify_seconds > 0 and round_.target_tokens > 0):
+        raise SettingsError("A round without a timed target pass has no utilization.")
+    useful = round_.target_cost.flops * sum(len(v.emitted) for v in round_.rows) / round_.target_tokens
+    spent = round_.target_cost.flops + round_.draft_cost.flops
+    shares = (useful / ceilings.flops / round_.seconds, spent / ceilings.flops / round_.seconds,
+              round_.target_cost.bytes / ceilings.bandwidth / round_.verify_seconds)
+    return Utilization(*(min(1.0, share) for share in shares))
+
+
 def modelled_seconds(cost: Cost, ceilings: Ceilings, overhead_seconds: float = 0.0) -> float:
     """The time that the roofs allow, traffic and arithmetic overlapping fully, plus a fixed overhead."""
     return max(cost.flops / ceilings.flops, cost.bytes / ceilings.bandwidth) + overhead_seconds

@@ -13,8 +13,9 @@ from specviz.roofline import (
     predicted_speedup,
     round_points,
     step_cost,
+    utilization,
 )
-from specviz.trace import Baseline, Ceilings, Cost, Round
+from specviz.trace import Baseline, Ceilings, Cost, Round, Verdict
 
 ROOFS = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1e10), (9e10, 1e11), "2026-01-01T00:00:00+00:00")
 LLAMA = ModelShape("llama-8b", 32, 4096, 32, 8, 128, 14336, 128256, weight_bytes=2, cache_bytes=2, activation_bytes=2)
@@ -65,6 +66,17 @@ def test_a_lookup_has_no_draft_point_and_plain_comes_from_the_baseline():
     assert set(round_points(_round(Cost(10, 10)), Baseline(), ROOFS)) == {"draft", "verify"}
     assert round_points(_round(Cost(10, 10)), baseline, None) == {}
     assert plain_seconds(Baseline()) is None
+
+
+def test_useful_arithmetic_is_less_than_executed_and_bandwidth_goes_by_the_pass():
+    verdict = Verdict(0, 5, 0, 4, 4, 1, (), (1, 2), "leftover", 2, 0.5)
+    round_ = Round(0, (verdict,), 0.05, 0.2, 0.0, 0.0, 5, 4, Cost(5 * 10**9, 10**9), Cost(10**9, 10**8))
+    used = utilization(round_, ROOFS)
+    assert used.model_flops == pytest.approx(2e9 / 1e11 / 0.25)
+    assert used.hardware_flops == pytest.approx(6e9 / 1e11 / 0.25)
+    assert used.model_bandwidth == pytest.approx(1e9 / 1e10 / 0.2)
+    with pytest.raises(SettingsError):
+        utilization(Round(0, (), 0.0, 0.0, 0.0, 0.0, 0, 0, Cost(0, 0), Cost(0, 0)), ROOFS)
 
 
 def test_predicted_speedup():
