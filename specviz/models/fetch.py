@@ -20,7 +20,7 @@ from specviz.models import folders, gguf, hub, needs, wheel
 from specviz.models.jobs import Job, Progress, Stopped, run_child
 from specviz.models.pairs import Source, size_of
 
-__all__ = ["Progress", "Stopped", "fetch", "fetched"]
+__all__ = ["Progress", "Stopped", "fetch", "fetch_small", "fetched"]
 
 FP32_GROWTH = 8
 """Room to allow for a GGUF file as fp32: four-bit weights grow about sevenfold, sixteen-bit ones twofold."""
@@ -45,6 +45,17 @@ def fetch(source: Source, progress: Callable[[Progress], None] | None = None,
         return _folder(source, job)
     except OSError as error:
         raise FetchError(f"Fetching {source.name} failed: {_words(error)}.") from None
+
+
+def fetch_small(source: Source, progress: Callable[[Progress], None] | None = None,
+                stop: Callable[[], bool] | None = None) -> Path:
+    """A folder with config and tokenizer, perhaps without weights: enough to compare vocabularies.
+
+    From the Hub only these small files are downloaded; other sources have nothing to gain and are fetched whole.
+    """
+    if source.kind != "hub" or fetched(source) is not None:
+        return fetch(source, progress, stop)
+    return hub.download(source, Job(progress, stop), weights=False)
 
 
 def fetched(source: Source) -> Path | None:

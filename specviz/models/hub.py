@@ -1,6 +1,6 @@
 """Models from the Hugging Face Hub, through its own client and into its own cache, which other tools share.
 
-`python -m specviz.models.hub REPO REVISION` is how `fetch` runs a download: a child can be stopped at any
+`python -m specviz.models.hub REPO REVISION all|small` is how `fetch` runs a download: a child can be stopped at any
 moment, and what it had fetched so far is taken up again by the next one.
 """
 
@@ -24,8 +24,9 @@ def cached(source: Source) -> Path | None:
     return Path(file).parent if isinstance(file, str) else None
 
 
-def download(source: Source, job: Job) -> Path:
-    """The snapshot folder of a repository, downloaded as far as it is not there. Raises FetchError."""
+def download(source: Source, job: Job, weights: bool = True) -> Path:
+    """The snapshot folder of a repository, downloaded as far as it is not there; without `weights` only config and
+    tokenizer, some megabytes. Raises FetchError."""
     stage = f"Downloading {source.repo}"
     job.tell(f"Asking the Hub about {source.repo}")
 
@@ -33,10 +34,11 @@ def download(source: Source, job: Job) -> Path:
         if "done" in message:
             job.tell(stage, message["done"], message["of"])
 
-    return Path(run_child("specviz.models.hub", [source.repo, source.revision or ""], job, on_message)["result"])
+    arguments = [source.repo, source.revision or "", "all" if weights else "small"]
+    return Path(run_child("specviz.models.hub", arguments, job, on_message)["result"])
 
 
-def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None]) -> str:
+def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], weights: bool = True) -> str:
     """Download what a model needs of a repository; `tell(done, of)` in bytes. Returns the folder.
 
     safetensors only: a repository that has its weights as pickle files alone is refused. Raises FetchError.
@@ -52,6 +54,8 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None]) 
                              "downloaded from the Hub): choose another model, or convert it into a local folder.")
         if "config.json" not in chosen:
             raise FetchError(f"{repo} has no config.json: it is not a transformers model.")
+        if not weights:
+            chosen = {name for name in chosen if ".safetensors" not in name}
         wanted = sum(file.file_size for file in plan if file.filename in chosen and file.will_download)
         needs.check_disk(Path(constants.HF_HUB_CACHE), wanted + needs.SPARE_DISK_BYTES, f"The model {repo}")
         return huggingface_hub.snapshot_download(
@@ -126,12 +130,12 @@ def _bar(tell: Callable[[int, int], None], wanted: int):
     return Bar
 
 
-def _main(repo: str, revision: str) -> None:
+def _main(repo: str, revision: str, what: str) -> None:
     try:
-        send(result=snapshot(repo, revision or None, lambda done, of: send(done=done, of=of)))
+        send(result=snapshot(repo, revision or None, lambda done, of: send(done=done, of=of), what == "all"))
     except FetchError as error:
         send(error=str(error))
 
 
 if __name__ == "__main__":
-    _main(*sys.argv[1:3])
+    _main(*sys.argv[1:4])

@@ -14,8 +14,9 @@ import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
 from specviz.models import folders, needs
-from specviz.models.fetch import Progress, fetch
+from specviz.models.fetch import Progress, fetch, fetch_small
 from specviz.models.pairs import Pair, Source, find_pair
+from specviz.models.vocabulary import VocabularyMatch, check_pair
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 PRECISIONS = ("auto", "fp32", "bf16", "fp16")
@@ -48,6 +49,18 @@ def load_draft(pair: Pair | str, device: str = "auto", precision: str = "auto",
     if pair.draft is None:
         raise PairError(f"{pair.title} brings no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
     return load_source(pair.draft, device, precision, progress, stop)
+
+
+def check(pair: Pair | str, progress: Callable[[Progress], None] | None = None,
+          stop: Callable[[], bool] | None = None) -> VocabularyMatch | None:
+    """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if it brings no drafter.
+
+    Of Hub models only these small files are downloaded. Raises PairError if the two do not fit.
+    """
+    pair = find_pair(pair) if isinstance(pair, str) else pair
+    if pair.draft is None:
+        return None
+    return check_pair(fetch_small(pair.target, progress, stop), fetch_small(pair.draft, progress, stop))
 
 
 def load_source(source: Source, device: str = "auto", precision: str = "auto",
@@ -100,9 +113,10 @@ def load_module(folder: Path | str, device: str = "auto", precision: str = "auto
     classes = transformers()
     config = load_config(found.path)
     try:
-        module, report = classes.AutoModelForCausalLM.from_pretrained(
-            found.path, config=config, dtype=_DTYPES[precision], local_files_only=True, output_loading_info=True
-        )
+        with _loading:
+            module, report = classes.AutoModelForCausalLM.from_pretrained(
+                found.path, config=config, dtype=_DTYPES[precision], local_files_only=True, output_loading_info=True
+            )
         module = module.to(device)
     except (MemoryError, torch.OutOfMemoryError):
         raise MemoryBudgetError(
@@ -145,7 +159,14 @@ def load_tokenizer(folder: Path | str):
         raise FetchError(f"The tokenizer in {folder} does not load: {_line(error)}.") from None
 
 
+def prepare() -> None:
+    """Import what loading needs (seconds, once per process); call it from a thread to have it done early."""
+    _ = transformers().AutoModelForCausalLM, transformers().PreTrainedModel
+
+
 _importing = threading.Lock()
+_loading = threading.Lock()
+"""transformers sets torch's default dtype while it builds a module, for all threads alike."""
 
 
 def transformers():

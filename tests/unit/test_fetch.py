@@ -26,7 +26,7 @@ from specviz.models import fetch as module
 from specviz.models import folders, wheel
 from specviz.models.fetch import Stopped, fetch, fetched
 from specviz.models.jobs import Job
-from specviz.models.load import load_config, load_draft, load_module, load_source, load_target, load_tokenizer
+from specviz.models.load import check, load_config, load_draft, load_module, load_source, load_target, load_tokenizer
 from specviz.models.pairs import EMBEDDED, Source, find_pair
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -459,6 +459,19 @@ def test_a_hub_download_can_be_stopped_and_taken_up_again(fake_hub):
     assert time.monotonic() - at[0] < 1.5
     FakeHub.pause = 0.0
     assert fetch(hub("good/model")).is_dir()
+
+
+def test_a_hub_pair_is_checked_before_its_weights_are_downloaded(fake_hub, tmp_path):
+    tiny_model().save_pretrained(tmp_path / "other")
+    byte_level_tokenizer(("a", "mouse")).save_pretrained(tmp_path / "other")
+    FakeHub.pause = 5.0  # weights would take minutes
+    assert check("good/model+good/model").shared == 300
+    with pytest.raises(PairError, match="token 256 is 'th' in the target and 'mo' in the drafter"):
+        check(f"good/model+{tmp_path / 'other'}")
+    assert not list(fake_hub.rglob("*.safetensors")) and fetched(hub("good/model")) is None
+    FakeHub.pause = 0.0
+    assert fetch(hub("good/model")).is_dir()
+    assert check("good/model") is None
 
 
 @pytest.mark.parametrize(("repo", "says"), [

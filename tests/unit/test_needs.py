@@ -5,7 +5,17 @@ from collections import namedtuple
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.models import needs as module
@@ -60,6 +70,19 @@ def test_an_unknown_hub_id_is_not_guessed(empty_home):
     assert told.download is None and told.memory is None and "not known" in told.sentence
 
 
+def test_the_hub_is_asked_for_sizes_when_that_is_wanted(empty_home, monkeypatch):
+    free(monkeypatch, 64 * 10**9)
+    File, Total = namedtuple("File", "rfilename size"), namedtuple("Total", "total")
+    info = namedtuple("Info", "siblings safetensors")(
+        [File("model.safetensors", 2 * 10**9), File("config.json", 1000), File("pytorch_model.bin", 2 * 10**9)],
+        Total(10**9))
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
+    told = needs(find_pair("some/model"), "cpu", "bf16", ask_hub=True)
+    assert told.download == 2 * 10**9 + 1000 and told.memory == 2 * 10**9 + module.WORKING_BYTES
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: 1 / 0)
+    assert needs(find_pair("some/model"), "cpu", "bf16", ask_hub=True).download is None
+
+
 def test_loading_checks_the_memory_first(tiny_folder, monkeypatch):
     monkeypatch.setattr(module, "free_memory_bytes", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match=r"needs about 300 MB of cpu memory in fp32"):
@@ -89,25 +112,51 @@ def test_sizes_of_the_catalogue_agree_with_the_embedded_model(embedded_folder):
     assert size.vocabulary == config.vocab_size
 
 
-# The published shapes: layers, hidden, FFN, heads, KV heads, head size, vocabulary, tied head.
-SHAPES = {
-    "HuggingFaceTB/SmolLM2-1.7B-Instruct": (24, 2048, 8192, 32, 32, 64, 49_152, True),
-    "HuggingFaceTB/SmolLM2-360M-Instruct": (32, 960, 2560, 15, 5, 64, 49_152, True),
-    "HuggingFaceTB/SmolLM2-135M-Instruct": (30, 576, 1536, 9, 3, 64, 49_152, True),
-    "meta-llama/Llama-3.2-3B-Instruct": (28, 3072, 8192, 24, 8, 128, 128_256, True),
-    "meta-llama/Llama-3.2-1B-Instruct": (16, 2048, 8192, 32, 8, 64, 128_256, True),
-}
+def shapes() -> dict[str, PretrainedConfig]:
+    """The published shapes of the catalogue's models, as transformers configs."""
+    def llama(vocabulary, layers, hidden, ffn, heads, kv_heads, head):
+        return LlamaConfig(vocab_size=vocabulary, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn,
+                           num_attention_heads=heads, num_key_value_heads=kv_heads, head_dim=head,
+                           tie_word_embeddings=True)
+
+    def other(kind, vocabulary, layers, hidden, ffn, heads, kv_heads, **more):
+        return kind(vocab_size=vocabulary, num_hidden_layers=layers, hidden_size=hidden, intermediate_size=ffn,
+                    num_attention_heads=heads, num_key_value_heads=kv_heads, tie_word_embeddings=True, **more)
+
+    def neox(layers, hidden, heads):
+        return GPTNeoXConfig(vocab_size=50_304, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+                             intermediate_size=4 * hidden, tie_word_embeddings=False)
+
+    return {
+        "HuggingFaceTB/SmolLM2-1.7B-Instruct": llama(49_152, 24, 2048, 8192, 32, 32, 64),
+        "HuggingFaceTB/SmolLM2-360M-Instruct": llama(49_152, 32, 960, 2560, 15, 5, 64),
+        "HuggingFaceTB/SmolLM2-135M-Instruct": llama(49_152, 30, 576, 1536, 9, 3, 64),
+        "meta-llama/Llama-3.2-3B-Instruct": llama(128_256, 28, 3072, 8192, 24, 8, 128),
+        "meta-llama/Llama-3.2-1B-Instruct": llama(128_256, 16, 2048, 8192, 32, 8, 64),
+        "Qwen/Qwen2.5-1.5B-Instruct": other(Qwen2Config, 151_936, 28, 1536, 8960, 12, 2),
+        "Qwen/Qwen2.5-0.5B-Instruct": other(Qwen2Config, 151_936, 24, 896, 4864, 14, 2),
+        "Qwen/Qwen3-4B": other(Qwen3Config, 151_936, 36, 2560, 9728, 32, 8, head_dim=128),
+        "Qwen/Qwen3-0.6B": other(Qwen3Config, 151_936, 28, 1024, 3072, 16, 8, head_dim=128),
+        "google/gemma-3-1b-it": other(Gemma3TextConfig, 262_144, 26, 1152, 6912, 4, 1, head_dim=256),
+        "google/gemma-3-270m-it": other(Gemma3TextConfig, 262_144, 18, 640, 2048, 4, 1, head_dim=256),
+        "openai-community/gpt2-large": GPT2Config(n_layer=36, n_embd=1280, n_head=20),
+        "distilbert/distilgpt2": GPT2Config(n_layer=6),
+        "EleutherAI/pythia-1.4b": neox(24, 2048, 16),
+        "EleutherAI/pythia-160m": neox(12, 768, 12),
+    }
 
 
-def test_parameter_counts_of_llama_shaped_models_follow_from_their_shapes():
-    for pair in CATALOGUE:
-        for source in (pair.target, pair.draft):
-            if source is not None and source.repo in SHAPES:
-                layers, d, ffn, heads, kv, head, vocabulary, _ = SHAPES[source.repo]
-                layer = d * head * (2 * heads + 2 * kv) + 3 * d * ffn + 2 * d
-                size = size_of(source)
-                assert size.parameters == vocabulary * d + layers * layer + d, source.repo
-                assert size.cache_values == 2 * layers * kv * head and size.vocabulary == vocabulary
+def test_sizes_of_the_catalogue_follow_from_the_models_shapes():
+    known = shapes()
+    for source in (source for pair in CATALOGUE for source in (pair.target, pair.draft)):
+        if source is None or source.kind != "hub":
+            continue
+        config, size = known[source.repo], size_of(source)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        assert sum(p.numel() for p in model.parameters()) == size.parameters, source.repo
+        assert cache_values(config.to_dict()) == size.cache_values, source.repo
+        assert config.vocab_size == size.vocabulary, source.repo
 
 
 def test_downloads_of_the_catalogue_are_16_or_32_bit_weights():
