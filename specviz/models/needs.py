@@ -17,7 +17,7 @@ from specviz.models.pairs import Pair, Size, Source, size_of
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 WORKING_BYTES = 300_000_000
-"""Room for activations, logits and the allocator beside the weights of a model (an estimate)."""
+"""Most room to allow for activations, logits and the allocator beside the weights of a model (an estimate)."""
 SPARE_DISK_BYTES = 50_000_000
 
 
@@ -51,6 +51,7 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
     download = disk = memory = 0
+    places = {paths.home()}
     known = True
     for source in (pair.target, pair.draft):
         if source is None:
@@ -66,8 +67,10 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
         if here is None:
             download += size.download_bytes
             disk += disk_bytes(source, size)
+            if source.kind == "hub":
+                places.add(_hub_cache())
         memory += memory_bytes(size, precision, rows * tokens)
-    free_disk = free_disk_bytes(paths.home())
+    free_disk = min(free_disk_bytes(place) for place in places)
     free_memory = free_memory_bytes(device)
     short_disk, short_memory = disk > free_disk, memory > free_memory
     where = "memory" if device == "cpu" else f"{device} memory"
@@ -78,9 +81,10 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
         sentence = (f"{start}{where} about {gigabytes(memory)} in {precision} "
                     f"(free now: disk {gigabytes(free_disk)}, {where} {gigabytes(free_memory)}).")
     if short_memory:
-        sentence += " It does not fit the memory: close other programs, or choose a smaller pair or bf16."
+        sentence += " It does not fit the memory: close other programs, or choose a smaller pair"
+        sentence += " or bf16." if precision == "fp32" else "."
     elif short_disk:
-        sentence += " It does not fit the disk: make room, or set SPECVIZ_HOME to another disk."
+        sentence += " It does not fit the disk: make room, or set SPECVIZ_HOME and HF_HOME to another disk."
     elif known:
         sentence += " It fits."
     return Needs(download if known else None, disk if known else None, memory if known else None,
@@ -90,7 +94,12 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
 def memory_bytes(size: Size, precision: str, cached_tokens: int) -> int:
     """Weights, K and V of that many tokens, and working room, in bytes."""
     width = WEIGHT_BYTES[precision]
-    return size.parameters * width + size.cache_values * cached_tokens * width + WORKING_BYTES
+    return _with_room(size.parameters * width) + size.cache_values * cached_tokens * width
+
+
+def _with_room(weights: int) -> int:
+    """Bytes of weights and of the working room beside them; a toy needs less of it than a large model."""
+    return weights + min(WORKING_BYTES, 20_000_000 + weights)
 
 
 def disk_bytes(source: Source, size: Size) -> int:
@@ -107,7 +116,7 @@ def wheel_disk_bytes(source: Source, converted: int) -> int:
 
 def check_memory(parameters: int, device: str, precision: str, name: str) -> None:
     """Raises MemoryBudgetError if weights of that many parameters do not fit what is free on the device."""
-    wanted = parameters * WEIGHT_BYTES[precision] + WORKING_BYTES
+    wanted = _with_room(parameters * WEIGHT_BYTES[precision])
     free = free_memory_bytes(device)
     if wanted > free:
         raise MemoryBudgetError(
@@ -189,6 +198,12 @@ def cache_values(config: dict) -> int:
     width = pick("hidden_size", "n_embd")
     head = pick("head_dim") or (width // heads if heads else 0)
     return 2 * pick("num_hidden_layers", "n_layer") * (pick("num_key_value_heads") or heads) * head
+
+
+def _hub_cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
 
 
 def _container_free() -> int:

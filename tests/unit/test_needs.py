@@ -85,7 +85,7 @@ def test_the_hub_is_asked_for_sizes_when_that_is_wanted(empty_home, monkeypatch)
 
 def test_loading_checks_the_memory_first(tiny_folder, monkeypatch):
     monkeypatch.setattr(module, "free_memory_bytes", lambda device: 1000)
-    with pytest.raises(MemoryBudgetError, match=r"needs about 300 MB of cpu memory in fp32"):
+    with pytest.raises(MemoryBudgetError, match=r"needs about 20 MB of cpu memory in fp32"):
         load_module(tiny_folder, "cpu", "fp32")
 
 
