@@ -36,6 +36,7 @@ _LEAST_WIDTH = 1024
 _SECONDS = {False: 6.0, True: 2.0}
 _REPEATS = {False: (5, 40), True: (3, 9)}
 """Least and most repetitions, the warm-up counted."""
+_UNSTEADY = 1.25
 
 Progress = Callable[[float, str], None]
 
@@ -101,6 +102,15 @@ def cached(device: str = "cpu", precision: str = "fp32") -> Ceilings | None:
         return None
     fits = (result.device, result.precision, len(numbers)) == (device, precision, 6)
     return result if sound and fits else None
+
+
+def steady_warning(ceilings: Ceilings) -> str | None:
+    """A sentence if the repetitions differ so much that other programs must have been at work; else None."""
+    wide = max(ceilings.bandwidth_spread[1] / ceilings.bandwidth, ceilings.flops_spread[1] / ceilings.flops)
+    if wide < _UNSTEADY:
+        return None
+    return (f"The best repetition was {wide:.1f} times the median, so the machine was busy with other work: measure again "
+            "when it is idle.")
 
 
 def _dtype(precision: str) -> torch.dtype:

@@ -1,0 +1,44 @@
+"""The load of the device over time, from the monitor's samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pandas as pd
+import plotly.graph_objects as go
+
+from specviz import format
+from specviz.figures import palette, template
+
+
+def table(samples: Sequence) -> pd.DataFrame:
+    """A line per sample; shares in 0..1, cores as core_0, core_1, ..."""
+    rows = []
+    for sample in samples:
+        row = dataclasses.asdict(sample)
+        row |= {f"core_{i}": load for i, load in enumerate(row.pop("cores"))}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def figure(data: pd.DataFrame, name: str, window_seconds: float = 60.0) -> go.Figure:
+    """Compute and, where told, memory traffic of the last minute, in per cent."""
+    chart = go.Figure()
+    end = float(data.seconds.max()) if len(data) else 0.0
+    for column, label, colour, dash in (("compute", "compute", palette.TARGET, "solid"),
+                                        ("memory_traffic", "memory traffic", palette.PLAIN, "dash")):
+        if len(data) and data[column].notna().any():
+            chart.add_scatter(x=template.numbers(data.seconds), y=template.numbers(100 * data[column].astype(float)),
+                              name=label, mode="lines", line={"color": colour, "dash": dash, "width": 2},
+                              hovertemplate="%{x:.1f} s: " + label + " %{y:.0f} %<extra></extra>")
+    for column in [c for c in data.columns if c.startswith("core_")][:16]:
+        chart.add_scatter(x=template.numbers(data.seconds), y=template.numbers(100 * data[column]), name=column,
+                          mode="lines", line={"color": palette.LINE, "width": 1}, opacity=0.5, showlegend=False,
+                          hovertemplate="%{x:.1f} s: " + column.replace("_", " ") + " %{y:.0f} %<extra></extra>")
+    chart.update_xaxes(range=[max(0.0, end - window_seconds), max(end, window_seconds)], fixedrange=True)
+    chart.update_yaxes(range=[0, 105], fixedrange=True)
+    now = data.compute.iloc[-1] if len(data) else None
+    title = f"{name}: {format.percent(now)} busy now" if now is not None and pd.notna(now) else f"{name}: not told"
+    return template.finish(chart, title, f"Load of {name} over the last {window_seconds:.0f} seconds.",
+                           "Time since the start (s)", "Load (%)")

@@ -1,0 +1,180 @@
+"""Real steps of a loaded model, timed: plain, verify at each K, prefill, at any batch and context.
+
+The tokens are random: the time and the arithmetic of a pass do not depend on what they say. Knows no drafting: a draft
+step is the plain step of the drafter's own model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from specviz.costs import pass_cost
+from specviz.errors import MemoryBudgetError, SettingsError
+from specviz.hardware.ceilings import Stopped
+from specviz.hardware.machine import Timer, free_memory
+from specviz.roofline import Point, point
+from specviz.trace import Ceilings, Cost
+
+Progress = Callable[[float, str], None]
+LARGEST_BATCH = 256
+LARGEST_POSITIONS = 4096
+
+
+@dataclass(frozen=True)
+class Step:
+    """One kind of pass, timed."""
+
+    kind: str
+    """plain, verify, draft or prefill"""
+    k: int
+    batch: int
+    context: int
+    cost: Cost
+    seconds: float
+    """The median of the repetitions."""
+    spread: tuple[float, float]
+
+    def point(self, ceilings: Ceilings) -> Point:
+        """Where it lies on the roofline."""
+        return point(self.kind, self.cost, self.seconds, ceilings)
+
+
+def measure(model, ks: Sequence[int], batches: Sequence[int], context: int = 128, repeats: int = 5,
+            kind: str = "verify", prefill: bool = True, progress: Progress | None = None,
+            stop: Callable[[], bool] | None = None) -> list[Step]:
+    """Time passes of a CausalModel. A plain step (K = 0) of each batch is always there.
+
+    `kind`: what passes with K > 0 are called; a plain pass is called 'plain', or 'draft' if that is the kind. Passes of
+    different K are repeated in turn, so that a busy moment falls on all of them. Raises SettingsError for sizes out of
+    range, MemoryBudgetError if the cache would not fit, Stopped.
+    """
+    _check(model, ks, batches, context)
+    ks = sorted({0, *ks})
+    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
+    found: list[Step] = []
+    total, done = len(batches) * (repeats + 2) * len(ks), 0
+    for batch in sorted(set(batches)):
+        rows = list(range(batch))
+        cache = model.new_cache()
+        for row in rows:
+            cache.add(row, context + ks[-1] + 1)
+        tokens = torch.randint(0, model.vocab_size, (batch, context + ks[-1] + 1),
+                               generator=torch.Generator().manual_seed(0)).tolist()
+        timer = Timer(str(model.device))
+        if context:
+            # twice, because the first pass also makes the cache and wakes the kernels
+            for name in ("warm-up", "prefill"):
+                for row in rows:
+                    cache.truncate(row, 0)
+                with timer.section(name):
+                    model.forward(cache, rows, [t[:context] for t in tokens], logits=False)
+            if prefill:
+                seconds = timer.seconds("prefill")
+                cost = pass_cost(model.shape, [context] * batch, [0] * batch, 0)
+                found.append(Step("prefill", 0, batch, context, cost, seconds, (seconds, seconds)))
+        times: dict[int, list[float]] = {k: [] for k in ks}
+        for repeat in range(repeats + 1):
+            for k in ks:
+                if halt():
+                    raise Stopped("The measurement was stopped.")
+                done += 1
+                tell(min(0.99, done / total), f"Batch {batch}, K = {k}")
+                name = f"{repeat} {k}"
+                with timer.section(name):
+                    model.forward(cache, rows, [t[context:context + k + 1] for t in tokens])
+                for row in rows:
+                    cache.truncate(row, context)
+                if repeat:  # the first of each is the warm-up
+                    times[k].append(timer.seconds(name))
+        for k in ks:
+            cost = pass_cost(model.shape, [k + 1] * batch, [context] * batch, batch * (k + 1))
+            label = kind if k or kind == "draft" else "plain"
+            found.append(Step(label, k, batch, context, cost, statistics.median(times[k]),
+                              (min(times[k]), max(times[k]))))
+    tell(1.0, "Measured")
+    return found
+
+
+@dataclass(frozen=True)
+class BusySearch:
+    """The batch whose plain step is closest to a wished busy share, found by running it."""
+
+    plain: Step
+    verify: Step
+    tried: tuple[Step, ...]
+    """Every step that was timed on the way, plain and verify."""
+    reached: bool
+    """False: even the largest batch that was tried stays below the wish; the largest is then given."""
+
+
+def find_busy(model, ceilings: Ceilings, target: float = 0.12, k: int = 4, context: int = 128, repeats: int = 5,
+              largest: int = 64, progress: Progress | None = None,
+              stop: Callable[[], bool] | None = None) -> BusySearch:
+    """Run plain and verify steps at growing batches until a plain step is `target` busy; keep the closest.
+
+    Busy is counted FLOPs over measured time, against the measured roof. Raises as `measure` does.
+    """
+    tell = progress or (lambda fraction, sentence: None)
+    tried: list[Step] = []
+    batch, reached = 1, False
+    while batch <= largest and not reached:
+        tell(min(0.99, batch / largest), f"Plain and verify steps of {batch} row{'s' if batch > 1 else ''}")
+        tried += measure(model, [k], [batch], context, repeats, prefill=False, stop=stop)
+        reached = tried[-2].point(ceilings).busy_fraction >= target
+        batch += max(1, batch // 4)
+    tell(1.0, "Measured")
+    plains = [s for s in tried if s.kind == "plain"]
+    best = min(plains, key=lambda s: abs(s.point(ceilings).busy_fraction - target))
+    verify = next(s for s in tried if s.kind == "verify" and s.batch == best.batch)
+    return BusySearch(best, verify, tuple(tried), reached)
+
+
+def draft_model(pair, target, store):
+    """The model that drafts for an opened target: the pair's own, or the target's first layers; None if neither."""
+    if pair.draft is not None:
+        return store.open(pair.draft, target.device, target.precision).model
+    if "first-layers" not in pair.drafters or target.model.layers < 2:
+        return None
+    from specviz.models.causal import CausalModel
+    from specviz.runs import FIRST_LAYERS
+
+    return CausalModel(store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2)))
+
+
+def as_json(step: Step, ceilings: Ceilings) -> dict:
+    """A measured step and its place on the roofline, as plain JSON values. `bound` is the roof that binds."""
+    p = step.point(ceilings)
+    return {"kind": step.kind, "k": step.k, "batch": step.batch, "context": step.context, "flops": p.flops,
+            "bytes": p.bytes, "seconds": p.seconds, "spread": list(step.spread), "intensity": p.intensity,
+            "bound": p.roof, "explained_by": p.bound, "busy_fraction": p.busy_fraction,
+            "stream_fraction": p.stream_fraction, "overhead_fraction": p.overhead_fraction, "flagged": p.flagged}
+
+
+def ceilings_json(ceilings: Ceilings) -> dict:
+    """Measured roofs as plain JSON values, the ridge with them."""
+    plain = dataclasses.asdict(ceilings)
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()} | {"ridge": ceilings.ridge}
+
+
+def _check(model, ks: Sequence[int], batches: Sequence[int], context: int) -> None:
+    if not ks or not batches or min(ks) < 0 or max(ks) > 64:
+        raise SettingsError("K must be from 0 to 64, and at least one K and one batch are needed.")
+    if min(batches) < 1 or max(batches) > LARGEST_BATCH:
+        raise SettingsError(f"The batch must be from 1 to {LARGEST_BATCH}.")
+    if max(batches) * (max(ks) + 1) > LARGEST_POSITIONS:
+        raise SettingsError(f"A pass of {max(batches)} rows x {max(ks) + 1} positions is larger than the "
+                            f"{LARGEST_POSITIONS} that are measured here: lower K or the batch.")
+    limit = model.max_positions
+    if context < 0 or (limit is not None and context + max(ks) + 1 > limit):
+        raise SettingsError(f"The context must be from 0 to {(limit or 0) - max(ks) - 1} for this model.")
+    needed = max(batches) * (context + max(ks) + 1) * (model.shape.cache_bytes_per_token + 4 * model.vocab_size)
+    free = free_memory(str(model.device))
+    if free is not None and needed > free / 2:
+        raise MemoryBudgetError(f"Measuring {max(batches)} rows at a context of {context} needs about "
+                                f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: lower the batch, the "
+                                "context or K.")
