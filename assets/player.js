@@ -609,8 +609,8 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
   const height = 280;
   const box = { x: 42, y: 8, w: width - 50, h: height - 50 };
   const ridge = ceilings.flops / ceilings.bandwidth;
-  const low = { x: -1, y: Math.floor(Math.log10(ceilings.flops)) - 3 };
-  const high = { x: Math.max(3, Math.ceil(Math.log10(ridge)) + 1), y: Math.ceil(Math.log10(ceilings.flops * 1.3)) };
+  const low = { x: -1, y: Math.floor(Math.log10(ceilings.bandwidth * 0.1)) - 1 };
+  const high = { x: Math.max(3, Math.ceil(Math.log10(ridge)) + 1), y: Math.ceil(Math.log10(ceilings.flops * 1.15)) };
   const sx = (v) => box.x + (box.w * clamp(Math.log10(v) - low.x, 0, high.x - low.x)) / (high.x - low.x);
   const sy = (v) => box.y + box.h - (box.h * clamp(Math.log10(v) - low.y, 0, high.y - low.y)) / (high.y - low.y);
   for (let d = low.x; d <= high.x; d++) {
@@ -650,13 +650,24 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
     const lx = right ? dot.x + 14 : dot.x - 14;
     scene.put(`${dot.kind}:lead`, "path", { d: `M${dot.x} ${dot.y} L${right ? lx - 2 : lx + 2} ${dot.label - 4}`,
       stroke: ink.ink, "stroke-opacity": 0.5 });
-    scene.put(`${dot.kind}:dot`, "circle", { cx: dot.x, cy: dot.y, r: active ? 8 : 6, fill: ink[dot.kind],
-      stroke: ink.ink, "stroke-width": active ? 2.5 : 1.25 });
     scene.text(`${dot.kind}:text`, lx, dot.label, dot.name, { "font-size": 12, "text-anchor": right ? "start" : "end",
       "font-weight": active ? 700 : 400, stroke: ink.paper, "stroke-width": 3, "paint-order": "stroke" });
   }
+  // a shape for each kind, the small ones on top, so that dots on one spot can still be told apart
+  for (const dot of dots.sort((a, b) => DOTS[b.kind].size - DOTS[a.kind].size)) {
+    const active = ACTIVE[s.now.kind] === dot.kind;
+    scene.put(`${dot.kind}:dot`, "path", { d: DOTS[dot.kind].d, fill: ink[dot.kind], stroke: ink.ink,
+      transform: `translate(${Math.round(dot.x * 10) / 10} ${Math.round(dot.y * 10) / 10})`,
+      "stroke-width": active ? 2.5 : 1.25 });
+  }
   return height;
 }
+
+const DOTS = {
+  draft: { size: 10, d: "M0 -10 L10 0 L0 10 L-10 0 Z" },
+  verify: { size: 7, d: "M-7 0 A7 7 0 1 1 7 0 A7 7 0 1 1 -7 0 Z" },
+  plain: { size: 5, d: "M-5 -5 H5 V5 H-5 Z" },
+};
 
 function decade(d) {
   const names = { "-1": "0.1", 0: "1", 1: "10", 2: "100", 3: "1k", 4: "10k", 5: "100k", 6: "1M", 7: "10M", 8: "100M",
