@@ -27,10 +27,9 @@ from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizE
 from specviz.hardware import ceilings, machine
 from specviz.models import load
 from specviz.models.causal import CausalModel
-from specviz.models.fetch import Progress, Stopped, fetch
+from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import free_memory_bytes, gigabytes
 from specviz.models.pairs import Pair, Source, find_pair
-from specviz.models.vocabulary import check_pair
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 
@@ -238,6 +237,8 @@ class Run:
 
     def _work(self) -> None:
         order, settings = self.order, self.settings
+        if order.drafter == "autoregressive":
+            load.check(self.pair, self._tell, self._stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
         drafter = self._drafter(target)
@@ -297,10 +298,6 @@ class Run:
         if name == "first-layers":
             layers = max(1, min(FIRST_LAYERS, model.layers // 2))
             return first_layers(model, layers, self.settings, self.store.first_layers(target, self.pair.target, layers))
-        if self.pair.draft is None:
-            raise PairError(f"{self.pair.title} brings no autoregressive drafter: choose another drafter.")
-        folders = [fetch(source, self._tell, self._stopping) for source in (self.pair.target, self.pair.draft)]
-        check_pair(*folders)
         draft = self._open(self.pair.draft)
         return AutoregressiveDrafter(
             draft.model, model.vocab_size, self.settings,
@@ -316,8 +313,8 @@ class Run:
         free = free_memory_bytes(target.device)
         if (wanted := 2 * caches + logits) > free:
             raise MemoryBudgetError(
-                f"This run needs about {gigabytes(wanted)} for its caches and logits, and {gigabytes(free)} are free on "
-                f"{target.device}: lower the batch, K, the prompt or the length."
+                f"This run needs about {gigabytes(wanted)} for its caches and logits, and {gigabytes(free)} are free "
+                f"on {target.device}: lower the batch, K, the prompt or the length."
             )
 
     def _add_pieces(self, tokens) -> None:

@@ -69,7 +69,8 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
     with first:
         top_p = st.slider("Top-p", 0.05, 1.0, 1.0, 0.05, key="top_p", **BOUND,
                           help="Keep the smallest set of tokens with this much probability. 1 is off.")
-        top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", help="Keep the k likeliest tokens. 0 is off.", **BOUND)
+        top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", **BOUND,
+                                help="Keep the k likeliest tokens. 0 is off.")
     with second:
         length = st.slider("Length, new tokens", 8, 512, 64, 8, key="length", **BOUND)
         seed = st.number_input("Seed", 0, 2**31, 0, key="seed", help="The same seed gives the same run.", **BOUND)
@@ -80,7 +81,8 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
     with fourth:
         device = st.selectbox("Device", load.DEVICES, key="device", **BOUND)
         precision = st.selectbox("Precision", load.PRECISIONS, key="precision", **BOUND)
-    system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw, **BOUND)
+    system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw,
+                           **BOUND)
     found = needs(pair, device, precision, rows, 512 + length)
     st.caption(f"{pair.title}. {found.sentence} (modelled; free figures measured) " + " ".join(pair.notes))
     return Order(

@@ -25,7 +25,7 @@ def load(path: Path) -> Trace:
 
 def label(trace: Trace) -> str:
     """Where and when a run was recorded, in words."""
-    return f"recorded on {trace.machine.name} ({trace.machine.device}), {trace.recorded_at[:10]}, {trace.target}"
+    return f"on {trace.machine.name} ({trace.machine.device}), {trace.recorded_at[:10]}, {trace.target}"
 
 
 def facts(run) -> list[tuple[str, str]]:

@@ -6,7 +6,8 @@ import json
 
 import streamlit as st
 
-from specviz import export, trace as traces
+from specviz import export
+from specviz import trace as traces
 from specviz.errors import SpecVizError
 from specviz.figures import run as figures
 from specviz.trace import Trace
@@ -37,21 +38,22 @@ def _files(trace: Trace, drawn: dict) -> None:
     name = f"specviz-{trace.pair.replace('/', '-')}-{trace.drafter}-k{trace.settings.k}"
     st.subheader("Take it with you")
     with st.container(horizontal=True):
-        st.download_button("Trace (JSON)", lambda: traces.dumps(trace), f"{export.safe_name(name)}.json", "application/json",
-                           on_click="ignore", icon=":material/download:", key="save-trace",
+        st.download_button("Trace (JSON)", lambda: traces.dumps(trace), f"{export.safe_name(name)}.json",
+                           "application/json", on_click="ignore", icon=":material/download:", key="save-trace",
                            help="The whole run: replays here with neither model nor network")
         st.download_button("All charts (zip)", lambda: _pack(trace, drawn), f"{export.safe_name(name)}.zip",
                            "application/zip", on_click="ignore", icon=":material/folder_zip:", key="save-pack",
                            help="Charts as HTML and CSV, the trace and the settings")
         with st.popover("Share", icon=":material/link:"):
-            st.caption("This address reopens the run on a machine that runs SpecViz: same pair, prompt, settings and seed.")
+            st.caption("This address reopens the run wherever SpecViz runs: same pair, prompt, settings and seed.")
             st.code(share_link(), language=None, wrap_lines=True)
 
 
 def _pack(trace: Trace, drawn: dict) -> bytes:
     settings = {"pair": trace.pair, "drafter": trace.drafter, "prompt": trace.prompts[0].text,
                 **{n: getattr(trace.settings, n) for n in trace.settings.__dataclass_fields__}, "link": share_link()}
-    return export.pack(drawn, {"trace.json": traces.dumps(trace), "settings.json": json.dumps(settings, indent=2).encode()})
+    files = {"trace.json": traces.dumps(trace), "settings.json": json.dumps(settings, indent=2).encode()}
+    return export.pack(drawn, files)
 
 
 def opener() -> None:

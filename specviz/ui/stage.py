@@ -30,8 +30,8 @@ def buttons(order: Order | None) -> None:
     run = current()
     alive = run is not None and run.alive
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Run again" if run else "Run", type="primary", icon=":material/play_arrow:", disabled=order is None,
-                     key="run-button", help="Decode this prompt on this machine"):
+        if st.button("Run again" if run else "Run", type="primary", icon=":material/play_arrow:", key="run-button",
+                     disabled=order is None, help="Decode this prompt on this machine"):
             start(order)
             st.rerun()
         if st.button("Stop", icon=":material/stop:", disabled=not alive, key="stop-button"):
