@@ -109,8 +109,8 @@ def steady_warning(ceilings: Ceilings) -> str | None:
     wide = max(ceilings.bandwidth_spread[1] / ceilings.bandwidth, ceilings.flops_spread[1] / ceilings.flops)
     if wide < _UNSTEADY:
         return None
-    return (f"The best repetition was {wide:.1f} times the median, so the machine was busy with other work: measure again "
-            "when it is idle.")
+    return (f"The best repetition was {wide:.1f} times the median, so the machine was busy with other work: measure "
+            "again when it is idle.")
 
 
 def _dtype(precision: str) -> torch.dtype:

@@ -40,6 +40,13 @@ class Setup:
     batch: int
     k: int
     context: int
+    memory: float | None = None
+    """Bytes that the device has; None where the model is not to be fitted."""
+
+    @property
+    def where(self) -> str:
+        """The device in running text."""
+        return "this machine" if self.here else self.device
 
 
 def controls() -> Setup:
@@ -55,11 +62,11 @@ def controls() -> Setup:
         here = load.resolve_device("auto")
         precision = load.resolve_precision("auto", here)
         third.text_input("Precision", f"{precision} on {machine.device_name(here)}", disabled=True)
-        roofs = ceilings.cached(here, precision)
+        roofs, memory = ceilings.cached(here, precision), machine.free_memory(here)
     else:
         chosen = _own() if device == OWN else catalogue.device(device)
         precision = third.selectbox("Precision", list(chosen.peaks), key="peak", bind="query-params")
-        roofs = chosen.ceilings(precision)
+        roofs, memory = chosen.ceilings(precision), chosen.memory
         st.caption(f"Roofs: {chosen.source} {chosen.published}. {chosen.derived}")
     first, second, third = st.columns(3)
     batch = first.slider("Batch (rows)", 1, 256, 1, key="rows", bind="query-params")
@@ -70,7 +77,7 @@ def controls() -> Setup:
     width = _WIDTH[precision]
     shape = shapes.shape(model)
     shape = replace(shape, weight_bytes=width, cache_bytes=max(width, 2.0), activation_bytes=max(width, 2.0))
-    return Setup(device, device == HERE, precision, roofs, shape, batch, k, context)
+    return Setup(device, device == HERE, precision, roofs, shape, batch, k, context, memory)
 
 
 def _own() -> catalogue.Device:
@@ -106,6 +113,10 @@ def measure_ceilings(setup: Setup) -> None:
 
 def roofline(setup: Setup) -> None:
     """The roofline: modelled steps of the setup, and the last run's points where it was measured here."""
+    needed = setup.shape.stored_bytes + setup.batch * setup.context * setup.shape.cache_bytes_per_token
+    if setup.memory is not None and needed > setup.memory:
+        st.warning(f"{setup.shape.name} with this batch and context needs {format.si(needed, 'B')}, and {setup.where} has "
+                   f"{format.si(setup.memory, 'B')}: it does not fit. The figures below are as if it did.")
     points, labels = [], []
     for kind, k in (("plain", 0), ("verify", setup.k)):
         cost = step_cost(setup.shape, setup.batch, k, setup.context)
@@ -117,15 +128,15 @@ def roofline(setup: Setup) -> None:
         points += live.values()
         labels += ["last run"] * len(live)
     data = roofline_chart.table(points, setup.roofs, labels)
-    chart(roofline_chart.figure(data, setup.roofs, setup.device), data, "roofline", key="roofline")
+    chart(roofline_chart.figure(data, setup.roofs, setup.where), data, "roofline", key="roofline")
     for p in points:
         if p.flagged:
             st.warning(p.warning)
     strip = busy_idle.table(points[:2], ["plain step", f"verify of {setup.k + 1}"])
     chart(busy_idle.figure(strip), strip, "busy-idle", key="busy")
     st.caption("Modelled: time is what the slower of the two roofs allows, traffic and arithmetic overlapping fully. "
-               "The memory lane is full by that assumption wherever memory binds; measured steps, below, also show what "
-               "neither roof explains.")
+               "The memory lane is full by that assumption wherever memory binds; measured steps, below, also show "
+               "what neither roof explains.")
 
 
 def briefing(setup: Setup) -> None:
@@ -137,7 +148,7 @@ def briefing(setup: Setup) -> None:
                 f"{setup.context}: "
                 + ("one row is busier already." if setup.roofs.ridge < 5 else "each row adds traffic of its own."))
     else:
-        st.markdown(f"**Modelled** on {setup.device}: with **{pair.batch} row{'s' if pair.batch > 1 else ''}** a plain "
+        st.markdown(f"**Modelled** on {setup.where}: with **{pair.batch} row{'s' if pair.batch > 1 else ''}** a plain "
                     f"step keeps compute busy for **{format.percent(pair.plain.busy_fraction)}** of "
                     f"{format.seconds(pair.plain.seconds)}; verifying 5 positions a row (K = 4) for "
                     f"**{format.percent(pair.verify.busy_fraction)}** of {format.seconds(pair.verify.seconds)}.")
@@ -156,8 +167,8 @@ def briefing(setup: Setup) -> None:
     if setup.here and (found := st.session_state.get("found-12")):
         plain, verify = found.plain.point(setup.roofs), found.verify.point(setup.roofs)
         st.markdown(f"**Measured** here: with **{found.plain.batch} rows** a plain step is "
-                    f"**{format.percent(plain.busy_fraction)}** busy for {format.seconds(plain.seconds)}, the verify of "
-                    f"5 **{format.percent(verify.busy_fraction)}** for {format.seconds(verify.seconds)}: "
+                    f"**{format.percent(plain.busy_fraction)}** busy for {format.seconds(plain.seconds)}, the verify "
+                    f"of 5 **{format.percent(verify.busy_fraction)}** for {format.seconds(verify.seconds)}: "
                     f"{format.number(verify.seconds / plain.seconds)} times the time for 5 times the arithmetic."
                     + ("" if found.reached else " Larger batches were not tried."))
         data = busy_idle.table([plain, verify], ["plain step", "verify of 5"])
@@ -187,8 +198,8 @@ def timed(setup: Setup) -> None:
     chart(step_charts.times_figure(data), data, "time-by-positions", key="times")
     worst = data.loc[data.error.abs().idxmax()]
     st.caption(f"Modelled is the slower roof alone. The largest gap is {100 * worst.error:+.0f} % at "
-               f"{worst.positions:.0f} positions: launches and Python take a fixed time per pass, and kernels for few rows fall short of the "
-               "streaming roof.")
+               f"{worst.positions:.0f} positions: launches and Python take a fixed time per pass, and kernels for few "
+               "rows fall short of the streaming roof.")
     draft = next((s.seconds for s in found if s.kind == "draft"), 0.0)
     acceptance = st.slider("Chance that a draft survives", 0.0, 1.0, 0.6, 0.05, key="alpha", bind="query-params")
     ratios = {s.k: s.seconds / measured[1] for s in target}
