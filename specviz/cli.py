@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from specviz import doctor, metrics
+from specviz import cli_hardware, doctor, metrics
 from specviz import trace as tracing
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
@@ -145,6 +145,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_device(check)
     check.add_argument("--measure", action="store_true", help="measure the ceilings of the device now (seconds)")
     check.set_defaults(handler=_doctor)
+
+    cli_hardware.add_parsers(commands)
     return parser
 
 
@@ -341,7 +343,7 @@ def _print_texts(trace: Trace) -> None:
 def _figures(trace: Trace) -> str:
     counts = metrics.counts(trace.rounds)
     length, rate = metrics.mean_acceptance_length(trace.rounds), metrics.acceptance_rate(trace.rounds)
-    text = f"{counts.emitted} tokens in {counts.passes} verify passes"
+    text = f"{counts.emitted} tokens in {counts.passes} verify pass{'es' if counts.passes != 1 else ''}"
     if rate is None:
         text += "; nothing was drafted"
     else:
