@@ -115,8 +115,8 @@ def roofline(setup: Setup) -> None:
     """The roofline: modelled steps of the setup, and the last run's points where it was measured here."""
     needed = setup.shape.stored_bytes + setup.batch * setup.context * setup.shape.cache_bytes_per_token
     if setup.memory is not None and needed > setup.memory:
-        st.warning(f"{setup.shape.name} with this batch and context needs {format.si(needed, 'B')}, and {setup.where} has "
-                   f"{format.si(setup.memory, 'B')}: it does not fit. The figures below are as if it did.")
+        st.warning(f"{setup.shape.name} with this batch and context needs {format.si(needed, 'B')}, and {setup.where} "
+                   f"has {format.si(setup.memory, 'B')}: it does not fit. The figures below are as if it did.")
     points, labels = [], []
     for kind, k in (("plain", 0), ("verify", setup.k)):
         cost = step_cost(setup.shape, setup.batch, k, setup.context)
