@@ -42,7 +42,9 @@ def percent(fraction: float | None) -> str:
     value = 100 * fraction
     if 0 < value < 0.1:
         return "<0.1 %"
-    return f"{value:.0f} %" if abs(value) >= 10 or value == 0 else f"{value:.1f} %"
+    if (abs(value) < 10 and value != 0) or 99.5 <= value < 99.95:  # neither 0 nor 100 unless it is
+        return f"{value:.1f} %"
+    return f"{value:.0f} %"
 
 
 def seconds(value: float | None) -> str:

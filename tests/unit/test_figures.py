@@ -1,10 +1,13 @@
 """The charts draw their tables, name their colours, and count by the stated definitions."""
 
 import json
+import subprocess
+import sys
 
 import pandas as pd
 import pytest
 
+from specviz import format
 from specviz.figures import busy_idle, palette, roofline, run, template
 from specviz.roofline import point
 from specviz.trace import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
@@ -112,3 +115,34 @@ def test_export_is_on_white_and_screen_is_transparent(trace):
     assert template.for_export(figure).layout.template.layout.paper_bgcolor == palette.PAPER_LIGHT
     assert template.for_screen(figure, dark=True).layout.template.layout.font.color == palette.INK_ON_DARK
     assert template.for_screen(figure, dark=False).layout.template.layout.paper_bgcolor == template.CLEAR
+
+
+def test_figures_costs_roofline_and_export_need_neither_torch_nor_streamlit():
+    code = ("import sys; import specviz.costs, specviz.roofline, specviz.export, specviz.figures.run; "
+            "import specviz.figures.load, specviz.figures.roofline, specviz.figures.busy_idle, specviz.figures.steps; "
+            "sys.exit(bool({'torch', 'streamlit', 'transformers'} & set(sys.modules)))")
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("value,text", [(2.5e10, "25.0 GB/s"), (999.9e9, "1.00 TB/s"), (0.0, "0 B/s"), (1, "1.00 B/s"),
+                                        (None, "n/a"), (float("nan"), "n/a"), (1.5e-3, "1.50 mB/s"),
+                                        (-2e3, "-2.00 kB/s")])
+def test_si(value, text):
+    assert format.si(value, "B/s") == text
+
+
+@pytest.mark.parametrize("value,text", [(0.0, "0 %"), (0.0004, "<0.1 %"), (0.058, "5.8 %"), (0.12, "12 %"),
+                                        (0.997, "99.7 %"), (0.9999, "100 %"), (1.0, "100 %"), (None, "n/a")])
+def test_percent(value, text):
+    assert format.percent(value) == text
+
+
+@pytest.mark.parametrize("value,text", [(0.0001, "<0.001"), (3, "3"), (2.3750, "2.38"), (1234.5, "1230"),
+                                        (12.345, "12.3")])
+def test_number(value, text):
+    assert format.number(value) == text
+
+
+@pytest.mark.parametrize("value,text", [(0.0123, "12.3 ms"), (4.56, "4.56 s"), (125, "2 min 05 s"), (None, "n/a")])
+def test_seconds(value, text):
+    assert format.seconds(value) == text

@@ -1,0 +1,111 @@
+"""Timing real steps of a small model: which steps come out, what they cost, what is refused; the two commands."""
+
+import argparse
+import json
+
+import pytest
+import torch
+import transformers
+
+from specviz import cli_hardware
+from specviz.costs import pass_cost
+from specviz.errors import MemoryBudgetError, SettingsError
+from specviz.hardware import ceilings, steps
+from specviz.models.causal import CausalModel
+from specviz.trace import Ceilings
+
+ROOFS = Ceilings("cpu", "fp32", 1e13, 1e15, (1e13, 1e13), (1e15, 1e15), "2026-01-01T00:00:00+00:00")
+
+
+@pytest.fixture(scope="module")
+def model() -> CausalModel:
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+                                      intermediate_size=48, vocab_size=50, max_position_embeddings=64)
+    return CausalModel(transformers.AutoModelForCausalLM.from_config(config))
+
+
+def test_plain_is_always_there_and_each_step_carries_its_counted_cost(model):
+    found = steps.measure(model, [2, 4], [1, 3], context=8, repeats=2)
+    assert [(s.kind, s.k, s.batch) for s in found] == [
+        ("prefill", 0, 1), ("plain", 0, 1), ("verify", 2, 1), ("verify", 4, 1),
+        ("prefill", 0, 3), ("plain", 0, 3), ("verify", 2, 3), ("verify", 4, 3)]
+    assert found[-1].cost == pass_cost(model.shape, [5] * 3, [8] * 3, 15)
+    assert all(s.spread[0] <= s.seconds <= s.spread[1] and s.seconds > 0 and s.context == 8 for s in found)
+
+
+def test_as_many_tokens_are_forwarded_as_are_counted(model):
+    before = model.tokens_forwarded
+    steps.measure(model, [3], [2], context=5, repeats=1)
+    prefill, passes = 2 * 2 * 5, 2 * 2 * (1 + 4)  # each twice: once to warm up
+    assert model.tokens_forwarded - before == prefill + passes
+
+
+def test_an_empty_context_has_no_prefill(model):
+    assert [s.kind for s in steps.measure(model, [1], [1], context=0, repeats=1)] == ["plain", "verify"]
+
+
+@pytest.mark.parametrize("ks,batches,context", [
+    ([], [1], 8), ([65], [1], 8), ([-1], [1], 8), ([1], [0], 8), ([1], [], 8), ([1], [257], 8), ([40], [200], 8),
+    ([1], [1], 64), ([1], [1], -1)])
+def test_sizes_out_of_range_are_refused(model, ks, batches, context):
+    with pytest.raises(SettingsError):
+        steps.measure(model, ks, batches, context)
+
+
+def test_a_cache_that_would_not_fit_is_refused(model, monkeypatch):
+    monkeypatch.setattr(steps, "free_memory", lambda device: 1000)
+    with pytest.raises(MemoryBudgetError, match="lower the batch"):
+        steps.measure(model, [1], [4], 8)
+
+
+def test_measuring_can_be_stopped(model):
+    calls = iter([False, False, True])
+    with pytest.raises(ceilings.Stopped):
+        steps.measure(model, [1], [1], 8, stop=lambda: next(calls, True))
+
+
+def test_the_busy_search_gives_the_closest_batch_and_its_verify_step(model):
+    found = steps.find_busy(model, ROOFS, target=0.12, k=4, context=8, repeats=1, largest=4)
+    assert not found.reached, "on such roofs a small model is never busy"
+    assert found.verify.batch == found.plain.batch and (found.verify.k, found.plain.k) == (4, 0)
+    easy = Ceilings("cpu", "fp32", 1e3, 1e3, (1e3, 1e3), (1e3, 1e3), "2026-01-01T00:00:00+00:00")
+    assert steps.find_busy(model, easy, context=8, repeats=1).reached
+
+
+def test_json_of_a_step_says_which_roof_binds(model):
+    step = steps.measure(model, [4], [1], context=8, repeats=1)[-1]
+    written = steps.as_json(step, ROOFS)
+    assert {"kind", "k", "batch", "context", "flops", "bytes", "seconds", "intensity", "bound", "busy_fraction",
+            "overhead_fraction"} <= set(written)
+    assert written["bound"] == "memory" and written["explained_by"] == "overhead"
+    json.dumps(written, allow_nan=False)
+
+
+@pytest.mark.parametrize("text,numbers", [("7", [7]), ("1..4", [1, 2, 3, 4]), ("0,3,7", [0, 3, 7]),
+                                          ("1,3..5", [1, 3, 4, 5])])
+def test_ranges(text, numbers):
+    assert cli_hardware.numbers(text) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "x", "4..1", "1..", "..3", "1.5", "1..99999999"])
+def test_nonsense_ranges_are_refused(text):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"1\.\.8"):
+        cli_hardware.numbers(text)
+
+
+def test_the_commands_print_one_json_object(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
+    monkeypatch.setitem(ceilings._BUFFER_BYTES, "cpu", 2**22)
+    monkeypatch.setitem(ceilings._WIDEST, "cpu", 256)
+    monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
+    parser = argparse.ArgumentParser()
+    cli_hardware.add_parsers(parser.add_subparsers(required=True))
+    for command in (["ceilings", "--json", "--device", "cpu"],
+                    ["roofline", "--json", "--device", "cpu", "--pair", "toy", "--k", "1..2", "--batch", "1,2",
+                     "--context", "8", "--repeats", "1"]):
+        arguments = parser.parse_args(command)
+        assert arguments.handler(arguments) == 0
+        printed = json.loads(capsys.readouterr().out)
+    assert {p["kind"] for p in printed["points"]} == {"plain", "verify", "draft", "prefill"}
+    assert printed["ceilings"]["ridge"] > 0
