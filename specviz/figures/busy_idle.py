@@ -50,9 +50,9 @@ def figure(data: pd.DataFrame) -> go.Figure:
     chart.update_yaxes(categoryorder="array", categoryarray=order[::-1], fixedrange=True, showgrid=False)
     chart.update_xaxes(rangemode="tozero", fixedrange=True)
     busy = data[data.part == "compute busy"]
-    said = [f"{s} {format.percent(x)}" for s, x in zip(busy.step, busy.share)]
+    said = [f"{format.percent(x)} of the {s}" for s, x in zip(busy.step, busy.share)]
     steps = data.groupby("step", sort=False).seconds.sum() / 2
     alt = "; ".join(f"{s}: {format.seconds(t)}" for s, t in steps.items())
-    return template.finish(chart, "Compute is busy for " + ", ".join(said) + " of the step",
+    return template.finish(chart, "Compute is busy for " + " and ".join(said),
                            f"Bars drawn to time, one lane for memory and one for compute. Length of a step: {alt}. "
                            f"Compute busy: {', '.join(said)}.", "Time (ms)", "")

@@ -92,7 +92,7 @@ def _words(data: pd.DataFrame, ceilings: Ceilings, device: str) -> tuple[str, st
         plain, verify = steps["plain"], steps["verify"]
         work, time = verify.flops / plain.flops, verify.seconds / plain.seconds
         title = (f"A verify pass does {format.number(work)} times the arithmetic of a plain step in "
-                 f"{format.number(time)} times its time{where}")
+                 f"{format.number(time)} times its time{where}" + (f" ({verify.label})" if verify.label else ""))
     parts = [f"{k}: {format.number(s.intensity)} FLOP/byte at {format.si(s.throughput, 'FLOP/s')}, compute busy "
              f"{format.percent(s.busy_fraction)} of the time" for k, s in steps.items()]
     return title, (f"Roofline, both axes logarithmic. Memory roof {format.si(ceilings.bandwidth, 'B/s')}, compute roof "

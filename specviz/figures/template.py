@@ -29,6 +29,7 @@ def _template(ink: str, muted: str, grid: str, paper: str) -> go.layout.Template
         "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom",
                    "traceorder": "normal", "font": {"color": ink}, "bgcolor": "rgba(0,0,0,0)"},
         "hoverlabel": {"font": {"family": FONT, "size": 13}},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": muted, "activecolor": ink},
         "annotationdefaults": {"font": {"color": ink}},
         "margin": {"l": 16, "r": 16, "t": 40, "b": 16},
     })

@@ -67,16 +67,19 @@ def measure(model, ks: Sequence[int], batches: Sequence[int], context: int = 128
                                generator=torch.Generator().manual_seed(0)).tolist()
         timer = Timer(str(model.device))
         if context:
-            # twice, because the first pass also makes the cache and wakes the kernels
-            for name in ("warm-up", "prefill"):
+            # the first pass also makes the cache and wakes the kernels; it is not counted
+            names = [f"prefill {i}" for i in range(min(repeats, 3) + 1 if prefill else 1)]
+            for name in names:
+                if halt():
+                    raise Stopped("The measurement was stopped.")
                 for row in rows:
                     cache.truncate(row, 0)
                 with timer.section(name):
                     model.forward(cache, rows, [t[:context] for t in tokens], logits=False)
             if prefill:
-                seconds = timer.seconds("prefill")
+                spent = [timer.seconds(name) for name in names[1:]]
                 cost = pass_cost(model.shape, [context] * batch, [0] * batch, 0)
-                found.append(Step("prefill", 0, batch, context, cost, seconds, (seconds, seconds)))
+                found.append(Step("prefill", 0, batch, context, cost, statistics.median(spent), (min(spent), max(spent))))
         times: dict[int, list[float]] = {k: [] for k in ks}
         for repeat in range(repeats + 1):
             for k in ks:
