@@ -79,7 +79,8 @@ def measure(model, ks: Sequence[int], batches: Sequence[int], context: int = 128
             if prefill:
                 spent = [timer.seconds(name) for name in names[1:]]
                 cost = pass_cost(model.shape, [context] * batch, [0] * batch, 0)
-                found.append(Step("prefill", 0, batch, context, cost, statistics.median(spent), (min(spent), max(spent))))
+                found.append(Step("prefill", 0, batch, context, cost, statistics.median(spent),
+                                  (min(spent), max(spent))))
         times: dict[int, list[float]] = {k: [] for k in ks}
         for repeat in range(repeats + 1):
             for k in ks:
