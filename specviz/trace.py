@@ -295,7 +295,7 @@ def from_json(data: object) -> Trace:
         raise TraceError("This is not a SpecViz trace: it does not say format = specviz-trace. Choose a file that "
                          "SpecViz exported.")
     version = data.get("version")
-    if not isinstance(version, int) or version < 1:
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
         raise TraceError("This trace does not say which version it has, so it cannot be read.")
     if version > VERSION:
         raise TraceError(f"This trace is of version {version} and this SpecViz reads up to {VERSION}: update SpecViz.")
@@ -429,7 +429,7 @@ def _build(hint, value, where: str):
             raise TraceError(f"This trace is damaged: {where} is not an object.")
         fields = {f.name: f for f in dataclasses.fields(hint)}
         if unknown := set(value) - set(fields):
-            raise TraceError(f"This trace is damaged: {where} has an unknown entry {min(unknown)!r}.")
+            raise TraceError(f"This trace is damaged: {where} has an unknown entry {min(unknown)[:40]!r}.")
         missing = [n for n, f in fields.items() if n not in value
                    and f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
         if missing:
@@ -443,7 +443,10 @@ def _build(hint, value, where: str):
             number = math.inf
         if math.isfinite(number):
             return number
-    elif isinstance(value, hint) and (hint is bool or not isinstance(value, bool)):
+    elif hint is int and isinstance(value, int) and not isinstance(value, bool):
+        if abs(value) < 2**63:
+            return value
+    elif hint in (bool, str) and isinstance(value, hint):
         return value
     raise TraceError(f"This trace is damaged: {where} is not of type {getattr(hint, '__name__', hint)}.")
 
@@ -454,30 +457,78 @@ def _check(trace: Trace) -> None:
         if not true:
             raise TraceError(f"This trace is damaged: {what}.")
 
+    def cost(value: Cost):
+        demand(value.flops >= 0 and value.bytes >= 0, "a cost is negative")
+
     demand(1 <= len(trace.prompts) <= MAX_ROWS, f"it must have 1 to {MAX_ROWS} rows")
     demand(len(trace.texts) == len(trace.prompts), "texts and prompts differ in number")
+    demand(all(p.token_ids for p in trace.prompts), "a prompt has no tokens")
+    if roofs := trace.machine.ceilings:
+        numbers = (roofs.bandwidth, roofs.flops, *roofs.bandwidth_spread, *roofs.flops_spread)
+        demand(min(numbers) >= 1 and max(numbers) <= 1e30, "a ceiling cannot have been measured")
+    base = trace.baseline
+    demand(len(base.seconds) == len(base.forward_seconds) == len(base.rows), "its plain steps do not add up")
+    demand(all(_duration(s) and s > 0 for s in (*base.seconds, *base.forward_seconds)), "a plain step took no time")
+    demand(all(1 <= r <= len(trace.prompts) for r in base.rows), "a plain step has rows that do not exist")
+    cost(base.cost)
+    demand(_duration(trace.prefill_seconds), "the prefill took an impossible time")
     seen: set[int] = set()
+    finished: set[int] = set()
     for number, round_ in enumerate(trace.rounds):
         demand(round_.index == number, "its rounds are out of order")
         times = (round_.draft_seconds, round_.verify_seconds, round_.other_seconds, round_.recording_seconds)
-        demand(min(times) >= 0, "a round took negative time")
+        demand(all(map(_duration, times)), "a round took an impossible time")
+        demand(min(round_.target_tokens, round_.draft_tokens) >= 0, "a round forwarded less than nothing")
+        cost(round_.target_cost)
+        cost(round_.draft_cost)
+        rows = [v.row for v in round_.rows]
+        demand(rows and len(set(rows)) == len(rows), "a round has no rows, or one of them twice")
+        demand(not finished & set(rows), "a row goes on after its end")
+        finished |= {v.row for v in round_.rows if v.finished}
         for v in round_.rows:
-            demand(0 <= v.row < len(trace.prompts), "a round names a row that does not exist")
-            demand(MAX_K >= v.proposed >= v.verified >= v.accepted >= 0, "a round's counts do not add up")
-            demand(len(v.positions) == v.verified + 1, "a round lacks positions")
-            demand(len(v.emitted) == v.accepted + (v.bonus_token is not None), "a round's emitted tokens do not add up")
-            seen.update((v.anchor, *v.emitted))
-            for x in v.positions:
-                demand(len(x.support) == len(x.target_logits) == len(x.target_probs) == len(x.draft_probs)
-                       and (x.draft_logits is None or len(x.draft_logits) == len(x.support)),
-                       "a position's arrays differ in length")
-                probs = (*x.target_probs, *x.draft_probs)
-                demand(all(0 <= y <= 1 + 1e-9 for y in probs), "a probability is not in 0..1")
-                demand(x.draft_token is None or x.draft_token in x.support, "a drafted token is not in its support")
-                seen.update(x.support)
-            if v.kind is not None:
-                demand(v.bonus_token in v.positions[v.accepted].support, "a drawn token is not in its support")
+            demand(0 <= v.row < len(trace.prompts) and v.context >= 0, "a round names a row that does not exist")
+            _check_verdict(v, demand)
+            seen.update((v.anchor, *v.emitted), *(x.support for x in v.positions))
+            seen.update(x.first_guess for x in v.positions if x.first_guess is not None)
     demand(seen <= trace.pieces.keys(), "a token lacks its text")
+
+
+def _duration(seconds: float) -> bool:
+    return 0 <= seconds < 1e9
+
+
+def _check_verdict(v: Verdict, demand) -> None:
+    """One row's round: counts, positions and tokens tell one story."""
+    demand(MAX_K >= v.proposed >= v.verified >= v.accepted >= 0, "a round's counts do not add up")
+    demand(len(v.positions) == v.verified + 1, "a round lacks positions")
+    drafts = [x.draft_token for x in v.positions]
+    demand(None not in drafts[:-1] and drafts[-1] is None, "a round's drafts do not fit its positions")
+    drawn = () if v.bonus_token is None else (v.bonus_token,)
+    demand(v.emitted == (*drafts[: v.accepted], *drawn), "a round's emitted tokens do not add up")
+    demand((v.kind is None) == (v.bonus_token is None) == (v.bonus_uniform is None), "a bonus token is only half there")
+    demand(v.kind != "leftover" or v.accepted < v.verified, "a leftover was drawn from without a rejection")
+    demand(v.kind != "all_accepted" or v.accepted == v.verified, "not all drafts were accepted where it says so")
+    demand(v.kind is not None or v.accepted > 0, "a round emitted nothing")
+    told = ["accepted"] * v.accepted + ["rejected"] * (v.kind == "leftover")
+    told += ["dropped"] * (v.verified - len(told)) + ["bonus"]
+    demand([x.verdict for x in v.positions] == told, "a round's verdicts contradict its counts")
+    uniforms = [x.accept_uniform for x in v.positions]
+    for x, u in zip(v.positions, uniforms):
+        judged = x.verdict in ("accepted", "rejected")
+        demand((u is not None) == judged and (u is None or 0 <= u < 1), "a uniform is not where it must be")
+    demand(v.bonus_uniform is None or 0 <= v.bonus_uniform < 1, "a uniform is not in 0..1")
+    for x in v.positions:
+        demand(len(x.support) == len(x.target_logits) == len(x.target_probs) == len(x.draft_probs)
+               and (x.draft_logits is None or len(x.draft_logits) == len(x.support)),
+               "a position's arrays differ in length")
+        demand(len(set(x.support)) == len(x.support) and min(x.support, default=0) >= 0, "a support is impossible")
+        tails = (x.tail_target, x.tail_draft, x.tail_min, x.tail_leftover)
+        shares = (*x.target_probs, *x.draft_probs, *tails)
+        demand(all(0 <= y <= 1 + 1e-9 for y in shares), "a probability is not in 0..1")
+        demand(x.confidence is None or 0 <= x.confidence <= 1, "a confidence is not in 0..1")
+        demand(x.draft_token is None or x.draft_token in x.support, "a drafted token is not in its support")
+    if v.kind is not None:
+        demand(v.bonus_token in v.positions[v.accepted].support, "a drawn token is not in its support")
 
 
 def _schema(hint, definitions: dict) -> dict:
