@@ -63,25 +63,30 @@ def show() -> None:
 
 def _tick(was_alive: bool) -> None:
     run = current()
-    if run is not None:
-        run.poll()
-        if was_alive and not run.alive:
-            st.rerun()
-        if run.status == "loading":
-            st.progress(preparing.fraction(run.progress), preparing.words(run.progress))
-        elif run.status == "failed":
-            st.error(run.error)
-        elif run.status == "stopped" and not run.rounds:
-            st.info("Stopped before the first round. Run starts it again.")
-    if run is not None and run.status == "running" and st.session_state.get("opened") is None:
-        player(run, key="player", run_id=run.id, streaming=True, meta=recorded.facts(run))
-        return
-    trace = shown_trace()
-    if trace is None:
+    # The status has a place of its own, so that the player below it never moves and is never mounted anew.
+    with st.container():
+        if run is not None:
+            run.poll()
+            if was_alive and not run.alive:
+                st.rerun()
+            _status(run)
+    opened = st.session_state.get("opened")
+    live = run is not None and run.status == "running" and opened is None
+    shown = run if live else shown_trace()
+    if shown is None:
         st.info("Nothing to show yet: press Run.")
         return
-    own = run is not None and trace is run.trace
+    own = live or (run is not None and shown is run.trace)
     player(
-        trace, key="player", run_id=run.id if own else f"{trace.recorded_at} {trace.drafter}",
-        recorded=None if own else recorded.label(trace), meta=recorded.facts(trace), autoplay=not own,
+        shown, key="player", run_id=run.id if own else f"{shown.recorded_at} {shown.drafter}", streaming=live,
+        recorded=None if own else recorded.label(shown), meta=recorded.facts(shown), autoplay=not own,
     )
+
+
+def _status(run: Run) -> None:
+    if run.status == "loading":
+        st.progress(preparing.fraction(run.progress), preparing.words(run.progress))
+    elif run.status == "failed":
+        st.error(run.error)
+    elif run.status == "stopped" and not run.rounds:
+        st.info("Stopped before the first round. Run starts it again.")

@@ -35,6 +35,14 @@ def opened(page, address):
 
 def run(page):
     page.get_by_role("button", name="Run", exact=True).click()
+    expect(page.get_by_role("button", name="Run again")).to_be_visible(timeout=60000)
+
+
+def finished(page, pair):
+    """The session's own run has ended and its charts are there."""
+    expect(page.locator(".meta")).to_contain_text(f"pair {pair}", timeout=60000)
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled(timeout=60000)
+    expect(page.get_by_text("tokens per target pass, where")).to_be_visible(timeout=60000)
 
 
 def test_first_paint_shows_a_recorded_run_labelled_as_such(page, url):
@@ -85,10 +93,10 @@ def test_two_tabs_at_once_do_not_disturb_each_other(new_page, url):
     for seed, page in pages.items():
         settings = Settings(k=3, temperature=1.0, seed=seed, max_new_tokens=48)
         alone = Run(Order("toy", "autoregressive", "the cat sees", settings)).execute().trace
-        expect(page.get_by_role("button", name="Run again")).to_be_visible(timeout=60000)
-        expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled(timeout=60000)
-        page.get_by_role("button", name="Last step").click()
-        shown = page.locator(".text").inner_text().replace("·", " ")
+        finished(page, "toy")
+        page.locator(".player").focus()
+        page.keyboard.press("End")
+        shown = page.locator("p.text").inner_text().replace("·", " ")
         assert re.sub(r"\s+", "", shown) == re.sub(r"\s+", "", alone.texts[0])
 
 
@@ -122,7 +130,7 @@ def test_reduced_motion_plays_nothing_by_itself(new_page, url):
 def test_a_finished_run_is_saved_as_a_trace_and_its_charts_as_files(page, url, tmp_path):
     opened(page, f"{url}/?{TOY}&length=16")
     run(page)
-    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled(timeout=60000)
+    finished(page, "toy")
     with page.expect_download() as got:
         page.get_by_role("button", name="Trace (JSON)").click()
     got.value.save_as(tmp_path / "trace.json")
