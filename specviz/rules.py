@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
         "correct-from-p", "Correction drawn from p", False,
         "After a rejection the new token is drawn from p instead of the leftover. Tokens that the draft already "
         "supplies in plenty are then supplied once more.",
-        "eth-sri/language-model-arithmetic#14, ShopeeLLM/Spec-RL#14, NJUNLP/MCSD#5", correct_from_p,
+        "asked about in eth-sri/language-model-arithmetic#14, ShopeeLLM/Spec-RL#14, NJUNLP/MCSD#5", correct_from_p,
     ),
     Rule(
         "softmax-leftover", "Softmax over the leftover", False,
@@ -158,7 +158,7 @@ RULES: tuple[Rule, ...] = (
         "subtract-at-draft", "q subtracted at the drafted token only", False,
         "After a rejection only the drafted token's q is taken off p. That is right for a draft without chance; a "
         "drawn draft needs all of q taken off.",
-        "jd-opensource/xllm#2175", subtract_at_draft_only,
+        "xLLM-AI/xllm#2175", subtract_at_draft_only,
     ),
     Rule(
         "target-agrees", "Accept if the target's own draw agrees", True,
