@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from specviz import cli_hardware, doctor, metrics
+from specviz import cli_check, cli_hardware, doctor, metrics
 from specviz import trace as tracing
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
@@ -147,6 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(handler=_doctor)
 
     cli_hardware.add_parsers(commands)
+    cli_check.add_parsers(commands)
     return parser
 
 
