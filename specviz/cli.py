@@ -1,13 +1,15 @@
 """The command line, `python -m specviz`: the same engine as the app, with text and JSON instead of pictures.
 
 Answers go to stdout, progress and everything else to stderr. The exit code is 0, or 2 with one sentence on stderr,
-or 130 after Ctrl-C. torch is imported only by the commands that decode, so `trace show` works without it.
+or 130 after Ctrl-C. torch is imported only by the commands that decode, so `trace show` works without it. With
+SPECVIZ_DEBUG=1 in the environment a defect shows its traceback.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import re
 import sys
@@ -38,6 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows its code instead
             stream.reconfigure(errors="backslashreplace")
+    logging.getLogger("specviz").setLevel(logging.NOTSET if os.environ.get("SPECVIZ_DEBUG") else logging.CRITICAL + 1)
     try:
         arguments = _parser().parse_args(argv)
         code = arguments.handler(arguments)
@@ -198,7 +201,8 @@ def _run(arguments: argparse.Namespace) -> int:
         _say(f"Stopped after {kept} tokens." if kept else "Stopped before the first token.")
         return code
     if run.status == "failed":
-        raise SpecVizError(run.error or "The run failed.")
+        hint = " Set SPECVIZ_DEBUG=1 to see it here." if run.error and run.error.endswith("The log says more.") else ""
+        raise SpecVizError((run.error or "The run failed.") + hint)
     if trace is None:
         raise SpecVizError("The run was stopped before its first round.")
     if arguments.json:

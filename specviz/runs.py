@@ -7,10 +7,9 @@ A Run is what the app, the command line and the tests all use. Models are shared
 from __future__ import annotations
 
 import datetime
-import sys
+import logging
 import threading
 import time
-import traceback
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
@@ -33,6 +32,7 @@ from specviz.models.pairs import Pair, Source, find_pair
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 
+_LOG = logging.getLogger(__name__)
 ABANDONED_SECONDS = 5.0
 """A watched run that nobody has polled for this long stops itself."""
 BASELINE_EVERY = 3
@@ -217,13 +217,15 @@ class Run:
             self._work()
         except SpecVizError as error:
             self._fail("stopped" if self._halt.is_set() else "failed", str(error))
-        except (MemoryError, torch.OutOfMemoryError):
-            self._fail("failed", f"The memory of {self.order.device} did not suffice: choose a smaller pair, batch, "
-                                 "prompt or length, or close other programs.")
-        except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
-            traceback.print_exc(file=sys.stderr)
-            self._fail("failed", f"Something unexpected went wrong ({type(error).__name__}): the rounds so far are "
-                                 "kept. The server's log says more.")
+        except Exception as error:
+            # torch reports a CPU's memory that ran out as a plain RuntimeError
+            if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                self._fail("failed", f"The memory of {self.order.device} did not suffice: choose a smaller pair, "
+                                     "batch, prompt or length, or close other programs.")
+            else:  # a defect: the person gets a sentence, the log gets the rest
+                _LOG.exception("run %s failed", self.id)
+                self._fail("failed", f"Something unexpected went wrong ({type(error).__name__}): the rounds so far "
+                                     "are kept. The log says more.")
         return self
 
     def _fail(self, status: str, error: str) -> None:

@@ -329,6 +329,23 @@ def test_memory_that_runs_out_on_the_way_is_told(refused, monkeypatch):
     assert "memory" in refused(*TOY)
 
 
+def test_a_defect_is_one_sentence_and_what_was_decoded_is_kept(refused, call, tmp_path, monkeypatch):
+    from specviz import runs
+
+    real = runs.decode
+
+    def broken(*arguments, **options):
+        for round_ in real(*arguments, **options):
+            yield round_
+            if round_.index == 1:
+                raise KeyError("a defect")
+
+    monkeypatch.setattr(runs, "decode", broken)
+    file = tmp_path / "run.json"
+    said = refused(*TOY, "--k", 1, "--max-new-tokens", 30, "--trace", file)
+    assert "KeyError" in said and "SPECVIZ_DEBUG=1" in said and len(tracing.load(file).rounds) == 2
+
+
 # ------------------------------------------------------------------------------------------ a real process
 
 
