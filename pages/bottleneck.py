@@ -3,7 +3,9 @@
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.ui import bottleneck, watch
+from specviz.ui import bottleneck, frame, watch
+
+frame.ensure()
 
 st.markdown("#### A plain step reads every weight to make one token: compute waits. A verify pass uses that wait.")
 try:

@@ -1,0 +1,35 @@
+"""The frame around every page: title, width and navigation."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+
+import streamlit as st
+
+_inside: ContextVar[bool] = ContextVar("inside the frame", default=False)
+
+
+def show() -> None:
+    """Draw the navigation and run the page that was asked for. The icon is an emoji: a named one would be fetched."""
+    st.set_page_config(page_title="SpecViz", page_icon="🔎", layout="wide")
+    page = st.navigation(
+        [
+            st.Page("pages/decode.py", title="Decode", icon=":material/play_circle:", default=True),
+            st.Page("pages/bottleneck.py", title="Bottleneck", icon=":material/speed:"),
+            st.Page("pages/accept_rule.py", title="Accept rule", icon=":material/gavel:"),
+        ],
+        position="top",
+    )
+    token = _inside.set(True)
+    try:
+        page.run()
+    finally:
+        _inside.reset(token)
+
+
+def ensure() -> None:
+    """First line of every page but the first. Until a server's first session has drawn the navigation, Streamlit
+    runs a page that a link leads to by itself, without app.py: then draw the frame here, with the page in it."""
+    if not _inside.get():
+        show()
+        st.stop()
