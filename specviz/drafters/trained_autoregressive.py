@@ -1,0 +1,105 @@
+"""The trained autoregressive drafter: a small Llama whose embedding and head are the target's own.
+
+When it drafts, its head is restricted to a draft vocabulary (the full head would cost more than its layers);
+`export` writes it as a complete standard model folder with the full head, whose q and cost therefore differ.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from specviz.drafters import checkpoints
+from specviz.drafters.autoregressive import AutoregressiveDrafter
+from specviz.drafters.parallel import BlockConfig
+from specviz.errors import FetchError, PairError
+from specviz.models.causal import CausalModel
+from specviz.trace import Settings
+
+_NAMES = {
+    "input_norm": "input_layernorm", "post_norm": "post_attention_layernorm",
+    **{f"{n}_proj": f"self_attn.{n}_proj" for n in "qkvo"},
+    **{f"{n}_proj": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
+}
+
+
+class TrainedAutoregressiveDrafter(AutoregressiveDrafter):
+    """Drafts like any autoregressive drafter; its logits over the draft vocabulary are spread over the target's."""
+
+    def __init__(self, model: CausalModel, draft_ids: torch.Tensor, target: CausalModel, settings: Settings):
+        """model: from `load_module`, shared between runs; draft_ids [Vd]."""
+        super().__init__(
+            model, target.vocab_size, settings, "autoregressive",
+            f"autoregressive: a trained model of {model.layers} layers drafts one token at a time",
+        )
+        self.draft_ids = draft_ids.to(model.device)
+
+    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
+        """[Vd] -> [V], -inf outside the draft vocabulary."""
+        full = torch.full((self.vocab_size,), -torch.inf, device=logits.device)
+        full[self.draft_ids] = logits.float()
+        return full
+
+
+def load_module(folder: Path, target: CausalModel) -> tuple[LlamaForCausalLM, torch.Tensor]:
+    """The drafter's module, with the target's embedding (shared) and its head cut to the draft vocabulary, and the
+    draft vocabulary's ids. Raises FetchError or, if it belongs to another target, PairError."""
+    config, weights = _read(folder)
+    if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
+        raise PairError(f"The drafter in {folder} was trained for a target of width {config.hidden_size} and "
+                        f"{config.vocab_size} tokens. Choose the drafter of this target.")
+    draft_ids = weights["draft_ids"]
+    state = _standard_names(weights)
+    state["lm_head.weight"] = target.head.detach().float().cpu()[draft_ids].contiguous()
+    state["model.embed_tokens.weight"] = target.embedding.detach()
+    # One module, two vocabularies: the embedding keeps all of the target's tokens, the head only those drafted.
+    module = LlamaForCausalLM(_llama_config(config, vocab_size=len(draft_ids), tied=False))
+    module.model.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size, _weight=state[
+        "model.embed_tokens.weight"])
+    module.load_state_dict(state, assign=True)
+    return module.to(target.device, target.dtype).eval().requires_grad_(False), draft_ids
+
+
+def export(folder: Path, target: CausalModel, tokenizer, to: Path) -> Path:
+    """Write the drafter in `folder` as a complete standard Llama folder: config, weights with the full tied
+    embedding, tokenizer. transformers' assisted generation and others load it as it is."""
+    config, weights = _read(folder)
+    module = LlamaForCausalLM(_llama_config(config, vocab_size=config.vocab_size, tied=True))
+    state = _standard_names(weights)
+    state["model.embed_tokens.weight"] = target.embedding.detach().float().cpu().clone()
+    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    module.load_state_dict(state, assign=True)
+    module.tie_weights()
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(module.config, name, getattr(target.config, name, None))
+    module.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+    return to
+
+
+def _read(folder: Path) -> tuple[BlockConfig, dict[str, torch.Tensor]]:
+    kind, config, weights, _ = checkpoints.read(folder)
+    if kind != "autoregressive":
+        raise FetchError(f"The drafter in {folder} is {kind}, not autoregressive.")
+    return config, weights
+
+
+def _standard_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Names of training -> names of a stock Llama, without embedding and head."""
+    out = {"model.norm.weight": weights["norm.weight"]}
+    for name, tensor in weights.items():
+        if name.startswith("layers."):
+            _, index, part, _ = name.split(".")
+            out[f"model.layers.{index}.{_NAMES[part]}.weight"] = tensor
+    return out
+
+
+def _llama_config(c: BlockConfig, vocab_size: int, tied: bool) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=vocab_size, hidden_size=c.hidden_size, intermediate_size=c.ffn, num_hidden_layers=c.layers,
+        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, max_position_embeddings=8192,
+        tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )
