@@ -6,7 +6,7 @@ from specviz.ui import controls, preparing, run_charts, stage
 
 st.markdown("#### A small drafter guesses, the target checks all guesses in one pass: watch it happen on a real model.")
 order = controls.order()
-preparing.show()
+preparation = st.container()
 if order is not None and st.query_params.get("go") == "1" and stage.current() is None:
     stage.start(order)
 stage.buttons(order)
@@ -14,3 +14,5 @@ stage.show()
 if (trace := stage.shown_trace()) is not None:
     run_charts.show(trace)
 run_charts.opener()
+with preparation:  # last, so that its imports do not hold up the first paint
+    preparing.show()

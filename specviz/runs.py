@@ -13,7 +13,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,9 +28,10 @@ from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import free_memory_bytes, gigabytes
-from specviz.models.pairs import Pair, Source, find_pair
+from specviz.models.pairs import Source, find_pair
+from specviz.orders import Order, drafter_names
 from specviz.pieces import piece_table
-from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
+from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Trace
 
 _LOG = logging.getLogger(__name__)
 ABANDONED_SECONDS = 5.0
@@ -39,21 +40,6 @@ BASELINE_EVERY = 3
 """Rounds between two plain steps of the baseline."""
 FIRST_LAYERS = 6
 """How many of the target's layers the stand-in drafter keeps (at most half of them)."""
-
-
-@dataclass(frozen=True)
-class Order:
-    """What to run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
-
-    pair: str
-    drafter: str
-    text: str
-    settings: Settings = field(default_factory=Settings)
-    system: str | None = None
-    raw: bool = False
-    rows: int = 1
-    device: str = "auto"
-    precision: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -129,11 +115,6 @@ class ModelStore:
 
 
 STORE = ModelStore()
-
-
-def drafter_names(pair: Pair) -> tuple[str, ...]:
-    """The drafters that a pair can run with here, the best first."""
-    return pair.drafters
 
 
 class Run:

@@ -17,9 +17,8 @@ from specviz.models import folders, needs
 from specviz.models.fetch import Progress, fetch, fetch_small
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.models.vocabulary import VocabularyMatch, check_pair
+from specviz.orders import DEVICES, PRECISIONS
 
-DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from urllib.parse import urlencode
 
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.models import load
 from specviz.models.needs import needs
 from specviz.models.pairs import EMBEDDED, Pair, find_pair, names
+from specviz.orders import DEVICES, PRECISIONS, Order, drafter_names
 from specviz.prompts import PRESETS, preset, presets_for
-from specviz.runs import Order, drafter_names
 from specviz.trace import MAX_K, MAX_ROWS, Settings
 
 BOUND = {"bind": "query-params"}
@@ -79,18 +79,28 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
                          help="The prompt is decoded in this many rows at once, each with its own seed.")
         raw = st.toggle("Raw text, no chat template", key="raw", **BOUND)
     with fourth:
-        device = st.selectbox("Device", load.DEVICES, key="device", **BOUND)
-        precision = st.selectbox("Precision", load.PRECISIONS, key="precision", **BOUND)
+        device = st.selectbox("Device", DEVICES, key="device", **BOUND)
+        precision = st.selectbox("Precision", PRECISIONS, key="precision", **BOUND)
     system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw,
                            **BOUND)
-    found = needs(pair, device, precision, rows, 512 + length)
-    st.caption(f"{pair.title}. {found.sentence} (modelled; free figures measured) " + " ".join(pair.notes))
+    st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
     return Order(
         pair=pair.name, drafter=drafter, text=text, system=system or None, raw=raw, rows=rows, device=device,
         precision=precision,
         settings=Settings(k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed),
                           max_new_tokens=length),
     )
+
+
+def _needs(pair: Pair, device: str, precision: str, rows: int, tokens: int) -> None:
+    """What the pair will need, before anything of it is fetched. Waits for the libraries that know the devices."""
+    told = "What it needs is told as soon as the libraries are loaded."
+    if "torch" in sys.modules:
+        try:
+            told = f"{needs(pair, device, precision, rows, tokens).sentence} (modelled; free figures measured)"
+        except SpecVizError as error:
+            told = str(error)
+    st.caption(f"{pair.title}. {told} " + " ".join(pair.notes))
 
 
 def order() -> Order | None:

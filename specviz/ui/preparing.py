@@ -10,7 +10,6 @@ from specviz.errors import SpecVizError
 from specviz.models.fetch import Progress, fetched
 from specviz.models.needs import gigabytes
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.runs import STORE
 
 
 class Preparation:
@@ -31,6 +30,8 @@ class Preparation:
 
     def _work(self) -> None:
         try:
+            from specviz.runs import STORE  # imports torch and transformers: seconds, so not while a page is drawn
+
             STORE.open(self.source, "auto", "auto", self._tell, self._halt.is_set)
             self.state = "ready"
         except SpecVizError as error:

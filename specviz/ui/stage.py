@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import streamlit as st
 
-from specviz.runs import Order, Run
+from specviz.orders import Order
 from specviz.trace import Trace
 from specviz.ui import preparing, recorded
 from specviz.ui.player import player
+
+if TYPE_CHECKING:
+    from specviz.runs import Run
 
 POLL_SECONDS = 0.35
 
@@ -19,6 +24,8 @@ def current() -> Run | None:
 
 def start(order: Order) -> None:
     """Stop what runs in this session and start anew."""
+    from specviz.runs import Run  # imports torch: only once something is to be run
+
     if (before := current()) is not None:
         before.stop()
     st.session_state["run"] = Run(order).start()
