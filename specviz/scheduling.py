@@ -1,0 +1,314 @@
+"""How many drafts of each request to verify, given how likely they are to survive and what a pass costs.
+
+Pure functions over survival probabilities and a cost. Knows no model, no device and no clock. The survival of slot j
+of request r is a[r][j] = c[r][0] * ... * c[r][j], the chance that the draft and all before it are accepted; it never
+rises along a request. A round verifies B = sum over requests of (1 + drafts) tokens, is expected to emit
+tau = sum of (1 + survivals of the drafts it verifies) tokens, and takes cost(B) seconds: what is maximised is
+theta = tau / cost(B), tokens per second.
+
+Whether a draft is verified must not depend on what it turned out to be, or the text no longer follows the target: the
+survival of slot j + 1 is known only once the draft of slot j is. So the walk below looks at a request's next
+survival only after its last slot was admitted, and a rule that may stop there, at the first drop of theta
+(`prefix_schedule`), can see nothing that it must not. The formulas are those of DSpark (arXiv 2607.05147, algorithm 1)
+and of vLLM's dynamic speculation.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from specviz.errors import SettingsError
+
+Cost = Callable[[int], float]
+"""Seconds of a round that verifies so many tokens, drafting included."""
+
+
+# ----------------------------------------------------------------------------------------------- the cost
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Seconds of a pass by its token count: measured or modelled points, and straight lines between them.
+
+    A pass over more tokens is never cheaper than one over fewer, so dips are noise: neighbours that run backwards are
+    pooled (isotonic least squares). Past the last point the slope of the upper half goes on.
+    """
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self):
+        sound = (len(self.tokens) == len(self.seconds) > 0 and list(self.tokens) == sorted(set(self.tokens))
+                 and self.tokens[0] >= 1 and all(math.isfinite(s) and s > 0 for s in self.seconds))
+        if not sound:
+            raise SettingsError("A step table needs rising token counts, from 1 on, with a time above 0 for each.")
+        object.__setattr__(self, "_smooth", tuple(_never_falling(self.seconds)))
+
+    def __call__(self, tokens: int) -> float:
+        """Seconds of a pass over so many tokens; no tokens cost nothing."""
+        if tokens <= 0:
+            return 0.0
+        xs, ys = self.tokens, self._smooth
+        i = bisect_left(xs, tokens)
+        if i == 0:
+            return ys[0]
+        if i == len(xs):
+            middle = len(xs) // 2  # the slope of the upper half: the last two points alone may have been pooled
+            slope = (ys[-1] - ys[middle]) / (xs[-1] - xs[middle]) if xs[-1] > xs[middle] else 0.0
+            return ys[-1] + slope * (tokens - xs[-1])
+        share = (tokens - xs[i - 1]) / (xs[i] - xs[i - 1])
+        return ys[i - 1] + share * (ys[i] - ys[i - 1])
+
+
+def _never_falling(values: Sequence[float]) -> list[float]:
+    """The closest sequence that never falls: blocks that run backwards take their mean."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        mean, count = value, 1
+        while blocks and blocks[-1][0] > mean:
+            before, n = blocks.pop()
+            mean, count = (before * n + mean * count) / (n + count), n + count
+        blocks.append((mean, count))
+    return [mean for mean, count in blocks for _ in range(count)]
+
+
+@dataclass(frozen=True)
+class RoundCosts:
+    """What a round of speculative decoding costs, from the step tables of target and drafter."""
+
+    target: StepCosts
+    draft: StepCosts | None = None
+    """Of one pass of the drafter by its tokens; None: drafting is a lookup."""
+    serial: bool = True
+    """True: a draft of K tokens takes K passes. False: one pass over all slots of all requests."""
+    fixed: float = 0.0
+    """Seconds per round beside both: judging and bookkeeping."""
+    draft_fixed: float = 0.0
+    """Seconds that drafting takes whenever anything is drafted, such as a lookup's."""
+
+    def drafting(self, lengths: Sequence[int]) -> float:
+        """Seconds to draft so many tokens for each request."""
+        longest = max(lengths, default=0)
+        if not longest:
+            return 0.0
+        if self.draft is None:
+            return self.draft_fixed
+        if not self.serial:
+            return self.draft_fixed + self.draft(sum(lengths))
+        return self.draft_fixed + sum(self.draft(sum(n > j for n in lengths)) for j in range(longest))
+
+    def round(self, lengths: Sequence[int], drafted: Sequence[int] | None = None) -> float:
+        """Seconds of a round that verifies `lengths` drafts, of `drafted` (by default as many)."""
+        tokens = sum(lengths) + len(lengths)
+        return self.drafting(lengths if drafted is None else drafted) + self.target(tokens) + self.fixed
+
+    def verifying(self, rows: int, k: int) -> Cost:
+        """Seconds by tokens of a round of `rows` requests for which K tokens each have been drafted already."""
+        spent = self.drafting([k] * rows) + self.fixed
+        return lambda tokens: spent + self.target(tokens)
+
+
+# --------------------------------------------------------------------------------------------- the walk
+
+
+@dataclass(frozen=True)
+class Step:
+    """One candidate that a scheduler looked at."""
+
+    request: int
+    slot: int
+    """0 is the first draft."""
+    survival: float
+    tokens: int
+    """B of the round if it is admitted."""
+    theta: float
+    """Expected tokens per second if it is admitted."""
+    needed: float
+    """What its survival had to exceed: theta before * (cost(B + 1) - cost(B)). Admitting pays exactly then."""
+    admitted: bool = False
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many drafts of each request are verified, and how that was found."""
+
+    lengths: tuple[int, ...]
+    expected: float
+    """tau: tokens that the round is expected to emit, bonus tokens included."""
+    theta: float
+    steps: tuple[Step, ...] = ()
+    plain: float = 0.0
+    """theta of verifying nothing."""
+
+
+def candidates(survivals: Sequence[Sequence[float]]) -> Iterator[tuple[int, int, float]]:
+    """(request, slot, survival), likeliest first. Asking for the next one admits the last.
+
+    A request's next survival is read only when its last slot has been admitted. Ties are broken by slot, then by
+    request, never by anything that depends on tokens. Survivals of 0 are left out.
+    """
+    heap = [(-row[0], 0, r) for r, row in enumerate(survivals) if len(row) and row[0] > 0]
+    heapq.heapify(heap)
+    while heap:
+        negative, slot, request = heapq.heappop(heap)
+        yield request, slot, -negative
+        row = survivals[request]
+        if slot + 1 < len(row) and row[slot + 1] > 0:
+            # survivals never rise; a rounding error must not let a slot overtake the one before it
+            heapq.heappush(heap, (max(negative, -row[slot + 1]), slot + 1, request))
+
+
+def prefix_schedule(survivals: Sequence[Sequence[float]], cost: Cost) -> Schedule:
+    """Algorithm 1 of DSpark: admit candidates, likeliest first, and stop at the first that does not raise theta.
+
+    Lossless for drafts that are drawn by chance, for nothing past the stop is looked at. On a cost with steps it may
+    stop too early: see `budget` and `best_schedule`.
+    """
+    return _walk(survivals, cost, stop_early=True)
+
+
+def best_schedule(survivals: Sequence[Sequence[float]], cost: Cost) -> Schedule:
+    """The lengths with the greatest theta of all. It looks past a drop, so it is lossless only where survivals do not
+    depend on chance in the present draft: drafts chosen without chance, or survivals estimated from the past."""
+    return _walk(survivals, cost, stop_early=False)
+
+
+def _walk(survivals: Sequence[Sequence[float]], cost: Cost, stop_early: bool) -> Schedule:
+    rows = len(survivals)
+    if not rows:
+        return Schedule((), 0.0, 0.0)
+    plain = rows / cost(rows)
+    tokens, tau, last = rows, float(rows), plain
+    best, best_tau, kept = plain, tau, 0
+    steps: list[Step] = []
+    for request, slot, survival in candidates(survivals):
+        needed = last * (cost(tokens + 1) - cost(tokens))
+        tokens, tau = tokens + 1, tau + survival
+        last = tau / cost(tokens)
+        steps.append(Step(request, slot, survival, tokens, last, needed))
+        if last > best:
+            best, best_tau, kept = last, tau, len(steps)
+        elif stop_early:
+            break
+    marked = tuple(replace(step, admitted=i < kept) for i, step in enumerate(steps))
+    return Schedule(_lengths(rows, marked), best_tau, best, marked, plain)
+
+
+def _lengths(rows: int, steps: Sequence[Step]) -> tuple[int, ...]:
+    lengths = [0] * rows
+    for step in steps:
+        lengths[step.request] += step.admitted
+    return tuple(lengths)
+
+
+def budget(older: Sequence[Sequence[float]], cost: Cost) -> int:
+    """How many drafts, of all requests together, were best to verify by *older* survivals. It may look past drops of
+    theta, because older survivals know nothing of the present drafts."""
+    return sum(best_schedule(older, cost).lengths)
+
+
+def take(survivals: Sequence[Sequence[float]], most: int, cost: Cost) -> Schedule:
+    """The `most` likeliest drafts. With `most` from a `budget` this is lossless for drawn drafts: no later slot can
+    push out an earlier one of its request, and the number ignores the present."""
+    rows = len(survivals)
+    if not rows:
+        return Schedule((), 0.0, 0.0)
+    tokens, tau = rows, float(rows)
+    plain = last = tau / cost(tokens)
+    steps: list[Step] = []
+    if most > 0:
+        for request, slot, survival in candidates(survivals):
+            needed = last * (cost(tokens + 1) - cost(tokens))
+            tokens, tau = tokens + 1, tau + survival
+            last = tau / cost(tokens)
+            steps.append(Step(request, slot, survival, tokens, last, needed, True))
+            if len(steps) == most:
+                break
+    return Schedule(_lengths(rows, steps), tau, last, tuple(steps), plain)
+
+
+def fixed_schedule(available: Sequence[int], k: int) -> tuple[int, ...]:
+    """K drafts of every request, or as many as it has."""
+    return tuple(min(k, n) for n in available)
+
+
+def uniform_goodput(rates: Sequence[float], rows: int, round_seconds: Callable[[int], float],
+                    before: int | None = None, hysteresis: float = 0.05) -> int:
+    """vLLM's dynamic rule: the one K for all requests with the most goodput, 0 included.
+
+    rates: the chance that draft 1, 2, ... is accepted, not conditional on those before it; round_seconds(k): of a
+    round with K = k for all `rows`. `before`: the K in use, kept unless another is better by `hysteresis`. The fewest
+    drafts win a tie.
+    """
+    if rows < 1:
+        return 0
+    goodput = [rows * (1 + sum(rates[:k])) / round_seconds(k) for k in range(len(rates) + 1)]
+    best = max(range(len(goodput)), key=lambda k: (goodput[k], -k))
+    if before is not None and before < len(goodput) and goodput[best] <= (1 + hysteresis) * goodput[before]:
+        return before
+    return best
+
+
+def survivals(conditional: Iterable[float]) -> list[float]:
+    """Running products of conditional survivals, each held in 0..1."""
+    found, running = [], 1.0
+    for c in conditional:
+        running *= min(1.0, max(0.0, c))
+        found.append(running)
+    return found
+
+
+# -------------------------------------------------------------------------- survival, learnt from the past
+
+
+class SurvivalEstimate:
+    """How likely a draft is to survive, learnt from past verdicts alone, for drafters that do not say.
+
+    Per slot a pooled rate of all requests, and per request one rate of its own, shrunk to the pool as long as little
+    is known of it. Old verdicts fade. It never sees the present draft, so a schedule made from it cannot depend on
+    what was drafted, and any schedule is lossless.
+    """
+
+    def __init__(self, slots: int, prior: float = 0.5, fade: float = 0.98, own_weight: float = 8.0):
+        """prior: the rate before anything is known. fade: what a verdict still counts after the next one.
+        own_weight: how many verdicts of a request weigh as much as the pool."""
+        self.slots, self.prior, self.fade, self.own_weight = slots, prior, fade, own_weight
+        self._pool = [[2 * prior, 2.0] for _ in range(slots)]
+        """Per slot: survived, judged."""
+        self._own: dict[int, list[float]] = {}
+        """Per request: survived and judged, over all slots."""
+
+    def observe(self, request: int, verified: int, accepted: int) -> None:
+        """A verdict: of `verified` drafts the first `accepted` survived, and the next, if there is one, did not."""
+        own = self._own.setdefault(request, [0.0, 0.0])
+        for slot in range(min(verified, accepted + 1, self.slots)):
+            survived = float(slot < accepted)
+            pool = self._pool[slot]
+            pool[0], pool[1] = self.fade * pool[0] + survived, self.fade * pool[1] + 1
+            own[0], own[1] = self.fade * own[0] + survived, self.fade * own[1] + 1
+
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+        self._own.pop(request, None)
+
+    def conditional(self, request: int | None = None) -> list[float]:
+        """P(slot survives | all before did), per slot; of a request, or of the pool."""
+        pool = [hits / seen for hits, seen in self._pool]
+        hits, seen = self._own.get(request, (0.0, 0.0))
+        return [(self.own_weight * rate + hits) / (self.own_weight + seen) for rate in pool]
+
+    def of(self, request: int | None = None) -> list[float]:
+        """a[j] per slot."""
+        return survivals(self.conditional(request))
+
+
+# ------------------------------------------------------------------------------- the paper's counterexample
+
+PAPER_COST: Cost = {1: 1.0, 2: 1 / 0.5, 3: 1 / 0.45}.__getitem__
+"""Seconds by tokens: the paper's steps per second are 1, 0.5 and 0.45 at 1, 2 and 3 tokens."""
+PAPER_FIRST = 0.8
+"""Survival of the first draft; of the second it is as much, or nothing, depending on what the first draft was."""
