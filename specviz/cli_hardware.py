@@ -105,9 +105,10 @@ def roofline_command(arguments: argparse.Namespace) -> int:
 
 
 def _where(arguments: argparse.Namespace) -> tuple[str, str]:
+    from specviz.hardware import machine
     from specviz.models import load
 
-    device = load.resolve_device(arguments.device)
+    device = machine.resolve_device(arguments.device)
     return device, load.resolve_precision(arguments.precision, device)
 
 

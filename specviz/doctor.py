@@ -74,12 +74,13 @@ def _device(device: str, precision: str, measure: bool) -> list[str]:
     import torch
 
     from specviz.hardware import ceilings, machine
-    from specviz.models.load import resolve_device, resolve_precision
+    from specviz.hardware.memory import free_memory_bytes
+    from specviz.models.load import resolve_precision
 
     print(f"Devices: {', '.join(machine.available_devices())}")
-    device = resolve_device(device)
+    device = machine.resolve_device(device)
     precision = resolve_precision(precision, device)
-    free = machine.free_memory(device)
+    free = free_memory_bytes(device) if importlib.util.find_spec("psutil") else None
     print(f"Chosen: {device} ({machine.device_name(device)}), {precision}, {torch.get_num_threads()} threads, "
           f"{binary_bytes(free)} memory free")
     if device == "cpu" and torch.version.cuda is None and shutil.which("nvidia-smi"):

@@ -24,10 +24,11 @@ from specviz.drafters.base import Drafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine
+from specviz.hardware.memory import free_memory_bytes
 from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
-from specviz.models.needs import free_memory_bytes, gigabytes
+from specviz.models.needs import gigabytes
 from specviz.models.pairs import Source, find_pair
 from specviz.orders import Order, drafter_names
 from specviz.pieces import piece_table
@@ -66,7 +67,7 @@ class ModelStore:
         progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None,
     ) -> Opened:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
-        device = load.resolve_device(device)
+        device = machine.resolve_device(device)
         precision = load.resolve_precision(precision, device)
 
         def make() -> Opened:

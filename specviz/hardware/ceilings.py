@@ -20,7 +20,8 @@ import torch
 
 from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import facts
-from specviz.hardware.machine import device_name, free_memory, synchronise
+from specviz.hardware.machine import device_name, synchronise
+from specviz.hardware.memory import free_memory_bytes
 from specviz.trace import Ceilings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -126,8 +127,8 @@ def _key(device: str, precision: str) -> str:
 
 def _room(device: str, wish: int) -> int:
     """The buffer's bytes: as wished, or less where memory is short."""
-    free = free_memory(device)
-    return wish if free is None else max(2**25, min(wish, free // 4))
+    free = free_memory_bytes(device)
+    return max(2**25, min(wish, free // 4))
 
 
 def _product(device: str, kind: str, dtype: torch.dtype, halt: Callable[[], bool]):

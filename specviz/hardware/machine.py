@@ -1,4 +1,4 @@
-"""Which devices there are, what they are called, how much memory is free, and a stopwatch for each kind."""
+"""Which devices there are, what they are called, and a stopwatch for each kind."""
 
 from __future__ import annotations
 
@@ -28,16 +28,23 @@ def available_devices() -> tuple[str, ...]:
     return (*found, "cpu")
 
 
-def choose_device(wish: str = "auto") -> str:
-    """The device for a wish such as 'auto', 'cpu' or 'cuda'. Raises SettingsError if it is not there."""
-    devices = available_devices()
-    if wish == "auto":
-        return devices[0]
-    name = "cuda" if wish == "cuda:0" else wish
-    if name not in devices:
-        raise SettingsError(f"There is no device {wish!r} on this machine. Choose auto or one of: "
-                            f"{', '.join(devices)}.")
-    return name
+def resolve_device(name: str = "auto") -> str:
+    """The torch device for a wish: auto (the fastest that is there), cpu, cuda, cuda:1, ..., mps.
+
+    Raises SettingsError, with what to do, if it is not there or no device at all.
+    """
+    found = available_devices()
+    if name == "auto":
+        return found[0]
+    name = "cuda" if name == "cuda:0" else name
+    if name in found:
+        return name
+    if name == "cuda":
+        raise SettingsError(f"No CUDA GPU can be used by this PyTorch ({torch.__version__}): choose cpu or auto, or "
+                            "install a CUDA build of torch and a driver.")
+    if name == "mps":
+        raise SettingsError("No Apple GPU (mps) can be used by this PyTorch: choose cpu or auto.")
+    raise SettingsError(f"There is no device {str(name)[:40]!r}: choose one of auto, {', '.join(found)}.")
 
 
 def device_name(device: str) -> str:
@@ -78,34 +85,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
-
-
-def free_memory(device: str) -> int | None:
-    """Bytes that could still be allocated on the device; None where it cannot be told."""
-    kind = torch.device(device).type
-    if kind == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        import psutil
-    except ImportError:
-        return None
-    free = psutil.virtual_memory().available
-    if kind == "mps":
-        return min(free, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-    return min(free, *_container_room())
-
-
-def _container_room() -> list[int]:
-    """What a container's own memory limit leaves, if it has one (control groups, version 2)."""
-    folder = Path("/sys/fs/cgroup")
-    try:
-        limit = (folder / "memory.max").read_text().strip()
-        used = int((folder / "memory.current").read_text())
-        # file pages count as used but are given back on demand
-        stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        return [int(limit) - used + int(stat.get("inactive_file", 0))] if limit != "max" else [2**62]
-    except (OSError, ValueError):
-        return [2**62]
 
 
 def synchronise(device: str) -> None:

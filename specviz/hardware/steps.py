@@ -16,7 +16,8 @@ import torch
 from specviz.costs import pass_cost
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware.ceilings import Stopped
-from specviz.hardware.machine import Timer, free_memory
+from specviz.hardware.machine import Timer
+from specviz.hardware.memory import free_memory_bytes
 from specviz.roofline import Point, point
 from specviz.trace import Ceilings, Cost
 
@@ -177,8 +178,8 @@ def _check(model, ks: Sequence[int], batches: Sequence[int], context: int) -> No
     if context < 0 or (limit is not None and context + max(ks) + 1 > limit):
         raise SettingsError(f"The context must be from 0 to {(limit or 0) - max(ks) - 1} for this model.")
     needed = max(batches) * (context + max(ks) + 1) * (model.shape.cache_bytes_per_token + 4 * model.vocab_size)
-    free = free_memory(str(model.device))
-    if free is not None and needed > free / 2:
+    free = free_memory_bytes(str(model.device))
+    if needed > free / 2:
         raise MemoryBudgetError(f"Measuring {max(batches)} rows at a context of {context} needs about "
                                 f"{needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free: lower the batch, the "
                                 "context or K.")

@@ -13,11 +13,12 @@ from pathlib import Path
 import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
+from specviz.hardware.machine import resolve_device
 from specviz.models import folders, needs
 from specviz.models.fetch import Progress, fetch, fetch_small
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.models.vocabulary import VocabularyMatch, check_pair
-from specviz.orders import DEVICES, PRECISIONS
+from specviz.orders import PRECISIONS
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,30 +73,13 @@ def load_source(source: Source, device: str = "auto", precision: str = "auto",
     return Loaded(load_module(folder, device, precision), load_tokenizer(folder), folder, device, precision)
 
 
-def resolve_device(name: str = "auto") -> str:
-    """cpu, cuda or mps; auto takes the fastest that is there. Raises SettingsError if it is not there."""
-    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if name == "auto":
-        return "cuda" if cuda else "mps" if mps else "cpu"
-    if name not in DEVICES:
-        raise SettingsError(f"There is no device {str(name)[:40]!r}: choose one of {', '.join(DEVICES)}.")
-    if name == "cuda" and not cuda:
-        raise SettingsError(
-            f"No CUDA GPU can be used by this PyTorch ({torch.__version__}): choose cpu or auto, "
-            "or install a CUDA build of torch and a driver."
-        )
-    if name == "mps" and not mps:
-        raise SettingsError("No Apple GPU (mps) can be used by this PyTorch: choose cpu or auto.")
-    return name
-
-
 def resolve_precision(name: str, device: str) -> str:
     """fp32, bf16 or fp16; auto is fp32 on cpu, bf16 on a GPU that has it and fp16 otherwise."""
     if name not in PRECISIONS:
         raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
     if name != "auto":
         return name
-    if device == "cuda":
+    if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     return "fp16" if device == "mps" else "fp32"
 

@@ -5,13 +5,13 @@ Every figure is modelled from catalogue data or from what the Hub says of its fi
 
 from __future__ import annotations
 
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from specviz import paths
 from specviz.errors import FetchError, MemoryBudgetError, SpecVizError
+from specviz.hardware.memory import free_memory_bytes
 from specviz.models import folders
 from specviz.models.pairs import Pair, Size, Source, size_of
 
@@ -45,8 +45,9 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
     Catalogue figures are used where there are any; with `ask_hub` a Hub id without them is looked up over
     the network (a few kilobytes). Raises SpecVizError only for a device or precision that cannot be had.
     """
+    from specviz.hardware.machine import resolve_device
     from specviz.models.fetch import fetched
-    from specviz.models.load import resolve_device, resolve_precision
+    from specviz.models.load import resolve_precision
 
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
@@ -143,21 +144,6 @@ def free_disk_bytes(folder: Path) -> int:
     return 0
 
 
-def free_memory_bytes(device: str) -> int:
-    """Bytes free on the device now; for cpu the lesser of the machine's and the container's."""
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.mem_get_info()[0]
-    if device == "mps":
-        import torch
-
-        return max(0, torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory())
-    import psutil
-
-    return min(psutil.virtual_memory().available, _container_free())
-
-
 def hub_size(source: Source) -> Size | None:
     """The size of a Hub model as the Hub tells it (network), or None if it cannot be had."""
     try:
@@ -204,16 +190,3 @@ def _hub_cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
-
-
-def _container_free() -> int:
-    """What a control group still allows, in bytes; a very large number where there is no limit."""
-    for limit, used in (("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-                        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes")):
-        if os.path.exists(limit):
-            try:
-                most = Path(limit).read_text().strip()
-                return 2**62 if most == "max" else max(0, int(most) - int(Path(used).read_text()))
-            except (OSError, ValueError):
-                continue
-    return 2**62

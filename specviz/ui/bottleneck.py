@@ -14,6 +14,7 @@ from specviz.figures import roofline as roofline_chart
 from specviz.figures import run as run_charts
 from specviz.figures import steps as step_charts
 from specviz.hardware import catalogue, ceilings, machine, shapes, steps
+from specviz.hardware.memory import free_memory_bytes
 from specviz.metrics import speed_up
 from specviz.models import load
 from specviz.models.pairs import EMBEDDED, find_pair
@@ -59,10 +60,10 @@ def controls() -> Setup:
     model = second.selectbox("Model", models, key="model", bind="query-params",
                              help="Its shape alone is needed: nothing is downloaded")
     if device == HERE:
-        here = load.resolve_device("auto")
+        here = machine.resolve_device("auto")
         precision = load.resolve_precision("auto", here)
         third.text_input("Precision", f"{precision} on {machine.device_name(here)}", disabled=True)
-        roofs, memory = ceilings.cached(here, precision), machine.free_memory(here)
+        roofs, memory = ceilings.cached(here, precision), free_memory_bytes(here)
     else:
         chosen = _own() if device == OWN else catalogue.device(device)
         precision = third.selectbox("Precision", list(chosen.peaks), key="peak", bind="query-params")
@@ -90,7 +91,7 @@ def _own() -> catalogue.Device:
 
 def measure_ceilings(setup: Setup) -> None:
     """The roofs of this machine, and the button that measures them."""
-    here = load.resolve_device("auto")
+    here = machine.resolve_device("auto")
     if setup.roofs is not None:
         first, second, third = st.columns(3)
         for place, label, value, spread, unit in (

@@ -18,8 +18,9 @@ from transformers import (
 )
 
 from specviz.errors import MemoryBudgetError, SettingsError
+from specviz.hardware.machine import resolve_device
 from specviz.models import needs as module
-from specviz.models.load import load_module, resolve_device, resolve_precision
+from specviz.models.load import load_module, resolve_precision
 from specviz.models.needs import cache_values, disk_bytes, gigabytes, needs
 from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair, size_of
 

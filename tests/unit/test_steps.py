@@ -54,7 +54,7 @@ def test_sizes_out_of_range_are_refused(model, ks, batches, context):
 
 
 def test_a_cache_that_would_not_fit_is_refused(model, monkeypatch):
-    monkeypatch.setattr(steps, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(steps, "free_memory_bytes", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match="lower the batch"):
         steps.measure(model, [1], [4], 8)
 
