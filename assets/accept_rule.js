@@ -26,6 +26,8 @@ function number(x) {
   return x.toFixed(3);
 }
 
+const equals = (x) => (x > 0 && x < 0.001 ? "< 0.001" : x > 0.999 && x < 1 ? "> 0.999" : `= ${number(x)}`);
+
 function fit(text, room) {
   const letters = [...text];
   return letters.length <= room ? text : `${letters.slice(0, room - 1).join("")}…`;
@@ -287,21 +289,26 @@ class Hand {
       span.textContent = text;
       return span;
     };
-    const parts = ["Draft ", name(this.token), `: p = ${number(p)}, q = ${number(q)}. `];
+    const parts = ["Draft ", name(this.token), `: p ${equals(p)}, q ${equals(q)}. `];
     if (q === 0) {
       parts.push("The draft model never proposes it, so there is nothing to judge.");
       this.el.words.className = "words";
     } else {
       parts.push(p >= q ? "p is at least q, so min(1, p/q) = 1 and every u accepts. "
-        : `min(1, p/q) = ${number(p)} / ${number(q)} = ${number(at)}. `);
+        : p < 0.001 || q < 0.001 ? `p/q ${equals(at)}. `
+          : `min(1, p/q) = ${number(p)} / ${number(q)} = ${number(at)}. `);
+      const limit = at < 0.001 ? "p/q" : number(at);
       if (this.accepted) {
-        parts.push(`u = ${number(u)} is below ${number(at)}: `, strong("accepted"), ", ", name(this.token), " is kept.");
+        parts.push(`u ${equals(u)} is below ${limit}: `, strong("accepted"), ", ", name(this.token), " is kept.");
       } else {
-        parts.push(`u = ${number(u)} is not below ${number(at)}: `, strong("rejected"),
-          ". The target draws from the leftover: ");
-        const likely = share.map((x, i) => [x, i]).filter(([x]) => x >= 0.0005).sort((a, b) => b[0] - a[0]).slice(0, 3);
-        likely.forEach(([x, i], n) => parts.push(n ? ", " : "", name(i), ` ${number(x)}`));
-        parts.push(".");
+        parts.push(`u ${equals(u)} is not below ${limit}: `, strong("rejected"),
+          ". The target draws from the leftover");
+        const likely = share.map((x, i) => [x, i]).filter(([x]) => x >= 0.0005).sort((a, b) => b[0] - a[0]);
+        if (likely.length === 1) parts.push(", where only ", name(likely[0][1]), " is left.");
+        else {
+          likely.slice(0, 3).forEach(([x, i], n) => parts.push(n ? ", " : ": ", name(i), ` ${number(x)}`));
+          parts.push(likely.length > 3 ? ", and others less." : ".");
+        }
       }
       this.el.words.className = `words ${this.accepted ? "accepted" : "rejected"}`;
     }
@@ -323,7 +330,7 @@ class Hand {
     set(r.edge, { x1: x, x2: x });
     const anchor = at < 0.3 ? "start" : at > 0.7 ? "end" : "middle";
     set(r.edgeText, { x: x + (anchor === "start" ? -8 : anchor === "end" ? 8 : 0), "text-anchor": anchor });
-    write(r.edgeText, `min(1, p/q) = ${number(at)}`);
+    write(r.edgeText, `min(1, p/q) ${equals(at)}`);
     set(r.zero, { x: 12, opacity: at < 0.3 ? 0 : 1 });
     set(r.one, { x: width - 12, opacity: at > 0.7 ? 0 : 1 });
     const ux = 12 + span * this.u;
@@ -331,7 +338,7 @@ class Hand {
       "aria-valuetext": `${number(this.u)}, ${this.accepted ? "accepted" : "rejected"}` });
     const right = this.u < 0.8;
     set(r.uText, { x: ux + (right ? 14 : -14), "text-anchor": right ? "start" : "end", y: 20 });
-    write(r.uText, `u = ${number(this.u)}`);
+    write(r.uText, `u ${equals(this.u)}`);
   }
 
   // Where labels end and bars run, for a panel of this width.
@@ -356,7 +363,7 @@ class Hand {
       set(row.dot, { cx: 14, cy: y + ROW / 2 });
       if (!isSum) set(row.pick, { "aria-checked": String(i === this.token) });
       set(row.token, { x: isSum ? 6 : 26, y: y + ROW / 2 + 4 });
-      write(row.token, fit(tokens[i], m.letters + (isSum ? 2 : 0)));
+      write(row.token, fit(tokens[i], m.letters + (isSum ? 3 : 0)));
       ["p", "q"].forEach((name, n) => {
         const value = this[name][i];
         const top = y + 9 + n * 20;

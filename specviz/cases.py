@@ -115,7 +115,7 @@ def _fold(
         qs.append(sum_min if split else sum_q)
         sums = 1
         if split:
-            labels.append("others, where q is larger")
+            labels.append("others, q > p")
             ps.append(0.0)
             qs.append(over)
             sums = 2

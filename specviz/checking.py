@@ -6,11 +6,10 @@ that had nothing to look at, because nothing was drafted or too little was sampl
 
 from __future__ import annotations
 
+import logging
 import random
-import sys
 import threading
 import time
-import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,12 +20,14 @@ from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter
 from specviz.errors import SettingsError, SpecVizError
+from specviz.models import load
 from specviz.models.fetch import Stopped
 from specviz.models.toy import sentence
-from specviz.pieces import piece_table
-from specviz.runs import ABANDONED_SECONDS, STORE, ModelStore, Opened, Order, Run
+from specviz.orders import Order
+from specviz.runs import ABANDONED_SECONDS, STORE, ModelStore, Opened, Run
 from specviz.trace import Settings, Trace
 
+_LOG = logging.getLogger(__name__)
 Verdict = Literal["lossless", "differs", "inconclusive"]
 ALPHA = 1e-3
 """A p-value below this says that the two distributions differ: a false alarm in a thousand checks."""
@@ -181,6 +182,8 @@ class Bench:
                  stop: Callable[[], bool] = lambda: False):
         self.order, self.stop, self.tell = order, stop, tell
         self._run = Run(order, store)  # checks the order, and knows how each drafter is made
+        if order.drafter == "autoregressive":
+            load.check(self._run.pair, lambda p: tell(p.stage, 0.0), stop)  # before anything large is fetched
         self.target: Opened = store.open(
             self._run.pair.target, order.device, order.precision, lambda p: tell(p.stage, 0.0), stop)
 
@@ -381,11 +384,6 @@ def check_run(
     return Finding(Greedy(len(trace.prompts), identical, compared, drafted, tuple(differences)))
 
 
-def piece(bench: Bench, token: int) -> str:
-    """The text of a token id."""
-    return piece_table(bench.target.tokenizer, {token})[token]
-
-
 # ------------------------------------------------------------------------------------------ in a worker
 
 
@@ -432,6 +430,6 @@ class Job:
             self.error = str(error)
             self.status = "stopped" if self._stopping() else "failed"
         except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
-            traceback.print_exc(file=sys.stderr)
-            self.error = f"Something unexpected went wrong ({type(error).__name__}). The server's log says more."
+            _LOG.exception("the check failed")
+            self.error = f"Something unexpected went wrong ({type(error).__name__}). The log says more."
             self.status = "failed"

@@ -8,7 +8,8 @@ import sys
 import time
 
 from specviz.errors import SettingsError
-from specviz.models.pairs import EMBEDDED
+from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.orders import drafter_names
 from specviz.trace import MAX_K, Settings
 
 EXIT_CODES = {"lossless": 0, "differs": 1, "inconclusive": 3}
@@ -48,7 +49,6 @@ def check_command(arguments: argparse.Namespace) -> int:
     Settings(k=arguments.k, temperature=arguments.temperature)  # refuses what cannot be before weights are fetched
 
     from specviz import checking
-    from specviz.runs import drafter_names, find_pair
 
     drafter = arguments.drafter or drafter_names(find_pair(arguments.pair))[0]
     last = [0.0]

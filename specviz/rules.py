@@ -140,7 +140,7 @@ RULES: tuple[Rule, ...] = (
         "correct-from-p", "Correction drawn from p", False,
         "After a rejection the new token is drawn from p instead of the leftover. Tokens that the draft already "
         "supplies in plenty are then supplied once more.",
-        "asked about in eth-sri/language-model-arithmetic#14, ShopeeLLM/Spec-RL#14, NJUNLP/MCSD#5", correct_from_p,
+        "the questions eth-sri/language-model-arithmetic#14, ShopeeLLM/Spec-RL#14, NJUNLP/MCSD#5", correct_from_p,
     ),
     Rule(
         "softmax-leftover", "Softmax over the leftover", False,

@@ -1,0 +1,16 @@
+"""Accept rule: p, q and u by hand, wrong rules and what they break, and proof that nothing is lost."""
+
+import streamlit as st
+
+from specviz.ui import accept_rule, conventions, frame
+from specviz.ui.proof import proof
+
+frame.ensure()
+st.markdown("#### Keep a draft with probability min(1, p/q), else draw from what is left: what comes out follows p.")
+chosen = accept_rule.choose()
+accept_rule.show(chosen)
+with st.expander("All rules, right and wrong"):
+    accept_rule.table()
+if chosen.trace is not None:
+    proof(chosen.trace, key="rule-proof")
+    conventions.panel(chosen.trace, key="rule-conventions")

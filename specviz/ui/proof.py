@@ -1,0 +1,86 @@
+"""Proof on my run: the button under a run that shows, on this machine, that drafts changed nothing in it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import streamlit as st
+
+from specviz.trace import Trace
+
+if TYPE_CHECKING:  # imported on a click only: a page with this button does not wait for torch
+    from specviz.checking import Finding, Job
+
+POLL_SECONDS = 0.4
+_LOOKS = {"lossless": (st.success, ":material/check:"), "differs": (st.error, ":material/error:"),
+          "inconclusive": (st.warning, ":material/help:")}
+_WORDS = {"lossless": "Nothing was lost.", "differs": "The two differ.", "inconclusive": "Inconclusive: no proof."}
+
+
+def proof(run, key: str = "proof") -> None:
+    """The button, its progress and Stop, and what was found. `run`: a Trace, or a Run that has one; nothing is shown
+    before that. Decodes with the run's own pair, drafter, prompt and settings; missing weights are fetched."""
+    trace = run if isinstance(run, Trace) else getattr(run, "trace", None)
+    if trace is None or not trace.rounds:
+        return
+    st.subheader("Proof on this run")
+    job: Job | None = st.session_state.get(f"{key}-job")
+    if st.session_state.get(f"{key}-of") != _id(trace):  # another run is on screen now
+        if job is not None:
+            job.stop()
+        job = st.session_state[f"{key}-job"] = None
+        st.session_state[f"{key}-of"] = _id(trace)
+    samples = 0
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        if trace.settings.temperature > 0:
+            samples = st.select_slider("Short runs each way", (100, 200, 400, 1000, 2000, 4000), 400,
+                                       key=f"{key}-samples", width=320)
+        alive = job is not None and job.alive
+        if st.button("Prove it", icon=":material/verified:", key=f"{key}-go", disabled=alive, help=_help(trace)):
+            from specviz import checking
+
+            job = st.session_state[f"{key}-job"] = checking.Job(
+                lambda tell, stop: checking.check_run(trace, samples, tell=tell, stop=stop))
+            st.rerun()
+        if st.button("Stop", icon=":material/stop:", key=f"{key}-stop", disabled=not alive):
+            job.stop()
+            job.join(2.0)
+            st.rerun()
+    if job is None:
+        st.caption(_help(trace))
+        return
+    st.fragment(_tick, run_every=POLL_SECONDS if job.alive else None)(job, job.alive)
+
+
+def _id(trace: Trace) -> tuple:
+    return trace.recorded_at, trace.pair, trace.drafter, trace.settings, trace.prompts[0].text
+
+
+def _help(trace: Trace) -> str:
+    if trace.settings.temperature > 0:
+        return ("This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
+                "of them without drafts, and a chi-square test on their first tokens.")
+    return "This run was greedy: the same prompt is decoded without drafts and compared token by token."
+
+
+def _tick(job: Job, was_alive: bool) -> None:
+    job.poll()
+    if was_alive and not job.alive:
+        st.rerun()
+    if job.status == "working":
+        st.progress(job.fraction, job.stage)
+    elif job.status == "failed":
+        st.error(job.error)
+    elif job.status == "stopped":
+        st.info("Stopped before there was anything to say.")
+    else:
+        finding(job.finding)
+
+
+def finding(found: Finding) -> None:
+    """The verdict of a check and the figures behind it. Green only if something was put to the test and passed."""
+    look, icon = _LOOKS[found.verdict]
+    sentences = " ".join(half.sentence for half in (found.greedy, found.sampling) if half is not None)
+    look(f"**{_WORDS[found.verdict]}** {sentences}", icon=icon)
+
+
