@@ -125,8 +125,8 @@ class RaggedCache:
         except RuntimeError as error:
             size = shape[0] * shape[1] * shape[2] * shape[3] * self.dtype.itemsize * 2 * len(self.keys)
             raise MemoryBudgetError(
-                f"A cache of {size / 2**20:.0f} MiB for {shape[0]} rows of {shape[2]} tokens does not fit the memory of "
-                f"{self.device}: lower the batch, the prompt or the length."
+                f"A cache of {size / 2**20:.0f} MiB for {shape[0]} rows of {shape[2]} tokens does not fit the memory "
+                f"of {self.device}: lower the batch, the prompt or the length."
             ) from error
         if old is not None:
             grown[: old.shape[0], :, : old.shape[2]] = old

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -18,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from specviz.costs import ModelShape
 from specviz.errors import PairError
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.lean import LeanLlama, serves
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -29,15 +31,22 @@ def _ragged_attention(
     """query [1, heads, N, d], key and value [1, kv_heads, N, d] of a pass -> [1, N, heads, d]."""
     if softcap is not None or s_aux is not None:
         raise PairError("This model's attention uses soft-capping or sinks, which SpecViz cannot do. Choose another.")
-    plan: Pass = _current.plan
-    cache, layer = plan.cache, module.layer_idx
     window = sliding_window or getattr(module, "sliding_window", None)
-    key, value = key[0].transpose(0, 1), value[0].transpose(0, 1)
+    packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    return attend(_current.plan, module.layer_idx, *packed, scaling, window)[None], None
+
+
+def attend(
+    plan: Pass, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None = None,
+    window: int | None = None,
+) -> torch.Tensor:
+    """Store a pass's key and value [N, kv_heads, d], and attend each row's query [N, heads, d] to its own past.
+    Returns [N, heads, d]."""
+    cache = plan.cache
     cache.write(plan, layer, key, value)
-    _, heads, packed, dim = query.shape
+    _, heads, dim = query.shape
     kv_heads = key.shape[1]
-    query = query[0].transpose(0, 1)  # [N, heads, d]
-    out = torch.empty_like(query)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for index, group in enumerate(plan.groups):
         rows, count = group.tokens.shape
         k = cache.keys[layer][group.slots, :, : group.columns]
@@ -50,7 +59,7 @@ def _ragged_attention(
             mask = mask.repeat(1, 1, heads // kv_heads, 1)
         o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
         out[group.tokens] = o.reshape(rows, heads, count, dim).permute(0, 2, 1, 3)
-    return out[None], None
+    return out
 
 
 AttentionInterface.register(ATTENTION, _ragged_attention)
@@ -90,6 +99,7 @@ class CausalModel:
         self.shape = ModelShape.from_config(self.config, weight_bytes=weight_bytes or size, cache_bytes=size)
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         module.set_attn_implementation(ATTENTION)
+        self._lean = LeanLlama(module) if serves(module) else None
 
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text, from the generation config and the config."""
@@ -120,44 +130,45 @@ class CausalModel:
         counts = [len(t) for t in tokens]
         with self.lock:
             plan = cache.plan(list(rows), counts)
-            flat = torch.tensor([[t for row in tokens for t in row]], dtype=torch.long, device=self.device)
-            kept: list[torch.Tensor] = []
-            hooks = [
-                self.blocks[i].register_forward_hook(
-                    lambda _, __, out: kept.append((out[0] if isinstance(out, tuple) else out)[0])
-                )
-                for i in taps
+            wanted = counts if logits is True else [0] * len(counts) if logits is False else [
+                min(n, w) for n, w in zip(counts, logits)
             ]
-            _current.plan = plan
-            try:
-                arguments = {"input_ids": flat, "position_ids": plan.position_of[None], "use_cache": False}
-                if logits is False:
-                    self.module.base_model(**arguments)
-                    wanted = [0] * len(counts)
-                    packed = torch.empty(0, self.vocab_size, device=self.device)
-                else:
-                    wanted = counts if logits is True else [min(n, w) for n, w in zip(counts, logits)]
-                    keep = None
-                    if wanted != counts:
-                        ends = torch.tensor(counts).cumsum(0).tolist()
-                        keep = torch.tensor(
-                            [i for end, n in zip(ends, wanted) for i in range(end - n, end)], device=self.device
-                        )
-                    packed = self.module(**arguments, logits_to_keep=0 if keep is None else keep).logits[0].float()
-            finally:
-                _current.plan = None
-                for hook in hooks:
-                    hook.remove()
+            keep = None
+            if wanted != counts:
+                ends = torch.tensor(counts).cumsum(0).tolist()
+                kept = [i for end, n in zip(ends, wanted) for i in range(end - n, end)]
+                keep = torch.tensor(kept, dtype=torch.long, device=self.device)
+            flat = torch.tensor([t for row in tokens for t in row], dtype=torch.long, device=self.device)
+            run = self._stock if self._lean is None else self._lean_pass
+            packed, by_layer = run(plan, flat, taps, keep)
+            packed = torch.empty(0, self.vocab_size, device=self.device) if packed is None else packed.float()
             self.forwards += 1
             self.tokens_forwarded += sum(counts)
-        tapped = None
-        if taps:
-            order = sorted(range(len(taps)), key=lambda i: taps[i])  # hooks fire in layer order
-            by_tap: list[torch.Tensor | None] = [None] * len(taps)
-            for place, hidden in zip(order, kept):
-                by_tap[place] = hidden
-            tapped = list(torch.cat(by_tap, dim=-1).split(counts))
+        tapped = list(torch.cat([by_layer[i] for i in taps], dim=-1).split(counts)) if taps else None
         return Output(list(packed.split(wanted)), tapped)
+
+    def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
+        return self._lean(flat, plan.position_of, partial(attend, plan), taps, keep)
+
+    def _stock(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
+        """The module's own forward: logits [kept, V] or None, and the outputs [N, D] of the tapped layers."""
+        tapped: dict[int, torch.Tensor] = {}
+
+        def tap(layer: int):
+            return lambda _, __, out: tapped.update({layer: (out[0] if isinstance(out, tuple) else out)[0]})
+
+        hooks = [self.blocks[i].register_forward_hook(tap(i)) for i in taps]
+        _current.plan = plan
+        try:
+            arguments = {"input_ids": flat[None], "position_ids": plan.position_of[None], "use_cache": False}
+            if keep is not None and len(keep) == 0:
+                self.module.base_model(**arguments)
+                return None, tapped
+            return self.module(**arguments, logits_to_keep=0 if keep is None else keep).logits[0], tapped
+        finally:
+            _current.plan = None
+            for hook in hooks:
+                hook.remove()
 
 
 def _decoder_blocks(module: torch.nn.Module) -> torch.nn.ModuleList:
