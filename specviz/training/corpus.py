@@ -17,6 +17,8 @@ import numpy as np
 
 from specviz.errors import SpecVizError
 
+FOLDER = Path(__file__).resolve().parents[2] / "assets" / "corpus"
+"""The shipped token ids."""
 HELD_OUT = 20
 """One prompt in this many is held out of training."""
 

@@ -1,0 +1,181 @@
+"""How good a drafter is: live, through the decoding loop, and teacher-forced, on stored texts. Trains nothing."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from specviz import metrics
+from specviz.decoding import decode
+from specviz.drafters.base import Drafter, Request
+from specviz.drafters.hybrid import HybridDrafter
+from specviz.drafters.parallel import ParallelDrafter
+from specviz.models.causal import CausalModel
+from specviz.trace import Round, Settings
+from specviz.training import losses
+from specviz.training.corpus import distinct4
+
+LOOPING = 0.6
+"""A text with a smaller share of distinct runs of four tokens than this is a loop, reported apart."""
+
+
+@dataclass(frozen=True)
+class Live:
+    """What the decoding loop measured. Lengths count the bonus token; passes are verify passes."""
+
+    mean_acceptance_length: float | None
+    mean_acceptance_length_ci: tuple[float, float] | None
+    """95 %, bootstrap over prompts"""
+    mean_acceptance_length_without_loops: float | None
+    acceptance_by_position: list[float]
+    """Of all rounds that drafted (unconditional)"""
+    survival_by_position: list[float | None]
+    """Conditional on all drafts before"""
+    overlap_by_position: list[float | None]
+    """Mean of sum(min(p, q)) where it was judged: the expectation of survival_by_position"""
+    distinct_4: float
+    looping_prompts: int
+    prompts: int
+    tokens_per_second: float
+    plain_tokens_per_second: float | None
+    identical_to_plain: int | None
+    """At temperature 0: how many of the texts equal plain decoding's"""
+    first_differences: list[float]
+    """Where a text differed from plain decoding: the gap of the target's two largest logits at that place"""
+    calibration_error: float | None = None
+    """Of the confidence product, over all judged and unjudged slots"""
+    auc: float | None = None
+
+    def as_json(self) -> dict:
+        return asdict(self)
+
+
+def plain_texts(
+    target: CausalModel, prompts: Sequence[Sequence[int]], settings: Settings
+) -> tuple[list[list[int]], float]:
+    """Each prompt decoded without a drafter, one at a time: the texts, and tokens per second."""
+    texts, seconds = [], 0.0
+    for prompt in prompts:
+        rounds = list(decode(target, None, [prompt], settings, record=False))
+        texts.append(_text(rounds))
+        seconds += sum(r.seconds for r in rounds)
+    return texts, sum(map(len, texts)) / seconds
+
+
+def live(
+    target: CausalModel, make: Callable[[Settings], Drafter], prompts: Sequence[Sequence[int]], settings: Settings,
+    plain: tuple[list[list[int]], float] | None = None, progress: Callable[[int], None] | None = None,
+) -> Live:
+    """Decode every prompt by itself with a fresh drafter. plain: from `plain_texts` with the same settings."""
+    runs: list[list[Round]] = []
+    for i, prompt in enumerate(prompts):
+        own = Settings(**{**asdict(settings), "seed": settings.seed + i})
+        runs.append(list(decode(target, make(own), [prompt], own)))
+        if progress:
+            progress(i + 1)
+    rounds = [r for run in runs for r in run]
+    texts = [_text(run) for run in runs]
+    steady = [run for run, text in zip(runs, texts) if distinct4(text) >= LOOPING]
+    confidences, survived = _confidences(rounds)
+    same, gaps = None, []
+    if plain and settings.temperature == 0:
+        same = sum(a == b for a, b in zip(texts, plain[0]))
+        gaps = [_gap(run, a, b) for run, a, b in zip(runs, texts, plain[0]) if a != b]
+    return Live(
+        metrics.mean_acceptance_length(rounds), _interval(runs),
+        metrics.mean_acceptance_length([r for run in steady for r in run]) if steady else None,
+        metrics.position_rates(rounds), metrics.survival_rates(rounds), _overlaps(rounds),
+        statistics.mean(map(distinct4, texts)), len(runs) - len(steady), len(prompts),
+        sum(map(len, texts)) / sum(r.seconds for r in rounds), plain[1] if plain else None, same, gaps,
+        losses.calibration_error(confidences, survived) if confidences is not None else None,
+        losses.auc(confidences, survived) if confidences is not None else None,
+    )
+
+
+def draft_seconds(
+    target: CausalModel, make: Callable[[Settings], Drafter], prompt: Sequence[int], ks: Sequence[int], repeats: int = 7
+) -> dict[int, float]:
+    """Median seconds of one proposal of K tokens for one row, by K."""
+    drafter = make(Settings())
+    cache = target.new_cache()
+    cache.add(0, len(prompt))
+    taps = target.forward(cache, [0], [prompt[:-1]], drafter.taps, logits=False).taps
+    drafter.start(0, prompt, taps[0] if taps else None, len(prompt) + 64)
+    found = {}
+    for k in [k for k in ks if k <= drafter.max_k]:
+        request = Request(0, prompt[-1], k, (0.5,) * k)
+        times = []
+        for _ in range(repeats + 2):
+            begun = time.perf_counter()
+            drafter.propose([request])
+            times.append(time.perf_counter() - begun)
+            drafter.commit(0, [], None) if not drafter.taps else None
+        found[k] = statistics.median(times[2:])
+    return found
+
+
+def _text(rounds: Sequence[Round]) -> list[int]:
+    return [t for r in rounds for v in r.rows for t in v.emitted]
+
+
+def _interval(runs: Sequence[Sequence[Round]], draws: int = 2000) -> tuple[float, float] | None:
+    """Bootstrap over prompts of pooled emitted tokens per pass."""
+    sums = [(sum(len(v.emitted) for r in run for v in r.rows), sum(len(r.rows) for r in run)) for run in runs]
+    if len(sums) < 2:
+        return None
+    chance = random.Random(0)
+    means = []
+    for _ in range(draws):
+        picked = chance.choices(sums, k=len(sums))
+        means.append(sum(a for a, _ in picked) / sum(b for _, b in picked))
+    means.sort()
+    return means[int(0.025 * draws)], means[int(0.975 * draws)]
+
+
+def _overlaps(rounds: Sequence[Round]) -> list[float | None]:
+    by_slot: list[list[float]] = []
+    for round_ in rounds:
+        for verdict in round_.rows:
+            for slot, position in enumerate(verdict.positions):
+                if position.verdict in ("accepted", "rejected"):
+                    while len(by_slot) <= slot:
+                        by_slot.append([])
+                    by_slot[slot].append(position.overlap)
+    return [statistics.mean(x) if x else None for x in by_slot]
+
+
+def _confidences(rounds: Sequence[Round]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
+    """The running product of confidences, and whether all drafts up to there were accepted, for every slot."""
+    products, happened = [], []
+    for round_ in rounds:
+        for verdict in round_.rows:
+            product = 1.0
+            for slot, position in enumerate(verdict.positions[: verdict.verified]):
+                if position.confidence is None:
+                    return None, None
+                product *= position.confidence
+                products.append(product)
+                happened.append(float(verdict.accepted > slot))
+    return (torch.tensor(products), torch.tensor(happened)) if products else (None, None)
+
+
+def _gap(run: Sequence[Round], text: Sequence[int], other: Sequence[int]) -> float:
+    """The gap of the target's two largest logits where two texts part."""
+    at = next((i for i, (a, b) in enumerate(zip(text, other)) if a != b), min(len(text), len(other)))
+    for round_ in run:
+        for verdict in round_.rows:
+            if at < len(verdict.emitted):
+                top = sorted(verdict.positions[at].target_logits, reverse=True)
+                return top[0] - top[1]
+            at -= len(verdict.emitted)
+    return float("nan")
+
+
+def evaluable(drafter: Drafter) -> bool:
+    """Whether teacher-forced figures can be computed for it (block drafters)."""
+    return isinstance(drafter, ParallelDrafter | HybridDrafter)

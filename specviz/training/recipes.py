@@ -1,0 +1,230 @@
+"""The whole making of a drafter from a folder of shards: draft vocabulary, closed-form start, training, calibration.
+
+Small machines allow only a few thousand steps, so most of a drafter's ability is put in before the first step:
+its layers are the target's own last ones, and what must be guessed between them is fitted by ridge regression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.training import distil, losses
+from specviz.training.corpus import Corpus
+from specviz.training.features import Batch, TapStore, stored_layers
+
+DRAFT_VOCABULARY = 4096
+BLOCK = 16
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every recipe needs: the target's tensors, the data, and the draft vocabulary."""
+
+    module: nn.Module
+    parts: distil.TargetParts
+    store: TapStore
+    train: list[int]
+    held: list[int]
+    draft_ids: torch.Tensor
+
+    @property
+    def head(self) -> torch.Tensor:
+        return self.parts.head[self.draft_ids].contiguous()
+
+
+def setting(module: nn.Module, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
+    """module: a stock Llama-like target. draft_ids: default, the most frequent tokens of the training answers."""
+    train, held = store.split()
+    mixed = [train[i] for i in torch.randperm(len(train), generator=torch.Generator().manual_seed(3)).tolist()]
+    if draft_ids is None:
+        draft_ids = draft_vocabulary(store, train, module.config.vocab_size)
+    return Setting(module, distil.TargetParts.of(module), store, mixed, held, draft_ids)
+
+
+def draft_vocabulary(
+    store: TapStore, chosen: Sequence[int], vocab_size: int, size: int = DRAFT_VOCABULARY
+) -> torch.Tensor:
+    """The `size` most frequent tokens of the answers, ascending."""
+    counts = np.zeros(vocab_size, np.int64)
+    for n in chosen:
+        corpus, i = _conversation(store, n)
+        counts += np.bincount(corpus.conversation(i)[int(corpus.answer_start[i]):], minlength=vocab_size)
+    return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int64))
+
+
+def _conversation(store: TapStore, n: int) -> tuple[Corpus, int]:
+    shard, i = store.index[n]
+    return store.shards[shard][0], i
+
+
+def _batches(store: TapStore, chosen: Sequence[int], rows: int = 8) -> Iterator[Batch]:
+    return (store.batch(chosen[i: i + rows]) for i in range(0, len(chosen), rows))
+
+
+# ------------------------------------------------------------------------------- parallel and hybrid
+
+
+def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNet:
+    """An untrained net for the target: its last `layers` layers, three taps, a serial head."""
+    c = s.module.config
+    stored = stored_layers(c.num_hidden_layers)
+    taps = tuple(t for t in stored[:-1] if t < c.num_hidden_layers - layers)
+    taps = tuple(sorted({taps[len(taps) // 4], taps[3 * len(taps) // 4], taps[-1]}))
+    config = BlockConfig(
+        c.hidden_size, c.vocab_size, layers, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+        c.intermediate_size, taps, BLOCK, c.rope_parameters["rope_theta"], c.rms_norm_eps,
+        c.hidden_size if serial is None else serial,
+    )
+    net = BlockNet(config, s.draft_ids)
+    distil.start_from_layers(net, s.module, range(c.num_hidden_layers - layers, c.num_hidden_layers))
+    distil.start_fusion(net, taps[-1])
+    return net
+
+
+def columns(net: BlockNet, s: Setting) -> list[int]:
+    """Where the net's taps lie among the stored ones."""
+    stored = stored_layers(s.module.config.num_hidden_layers)
+    return [stored.index(t) for t in net.config.taps]
+
+
+def start_block(net: BlockNet, s: Setting, limit: int = 1000) -> dict[str, float]:
+    """The closed-form start. `limit` conversations at most for the costlier fits. Returns shares explained."""
+    found, where = {}, columns(net, s)
+    net.eval()
+    found["inputs"] = distil.start_inputs(net, s.parts.embedding, _batches(s.store, s.train), where, where[-1])
+    examples = distil.block_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]), where)
+    found["before refit"], found["last layer"] = distil.refit_last_layer(net, examples)
+    found["serial"] = distil.start_serial(net, s.parts, _batches(s.store, s.train[-limit:]), where)
+    return found
+
+
+def train_block(
+    net: BlockNet, s: Setting, recipe: distil.BlockRecipe, share_done: Callable[[distil.Progress], float], **options
+) -> distil.Progress:
+    """Train on random blocks; options as of `distil.train`."""
+    where, head = columns(net, s), s.head
+
+    def step_loss(batch, step, generator):
+        slots = recipe.slots[step % len(recipe.slots)]
+        blocks = distil.draw_blocks(batch, max(2, recipe.anchors // slots), slots, generator)
+        return distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)
+
+    return distil.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+
+
+@torch.no_grad()
+def alpha_block(net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed: int = 5) -> dict[str, list[float]]:
+    """Teacher-forced overlap by slot on held-out conversations, of the parallel pass alone and mended.
+    p is renormalised over the draft vocabulary; `coverage` tells how much that leaves out."""
+    generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
+    recipe, sums, count = distil.BlockRecipe(), {}, 0
+    net.eval()
+    for batch in _batches(s.store, s.held[:limit]):
+        blocks = distil.draw_blocks(batch, 16, slots, generator)
+        for name, values in distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
+            sums[name] = sums.get(name, 0) + values
+        count += 1
+    return {name: [round(x, 4) for x in (total / count).tolist()] for name, total in sums.items()}
+
+
+@torch.no_grad()
+def calibrate(net: BlockNet, s: Setting, limit: int = 200, seed: int = 6) -> list[float]:
+    """Set the serial head's temperatures from held-out texts, left to right; returns them. The label of a slot is the
+    chance that its draft survives (the overlap), the texts are teacher-forced."""
+    generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
+    slots = net.config.block
+    logits, labels = [], []
+    net.eval()
+    for batch in _batches(s.store, s.held[:limit]):
+        blocks = distil.draw_blocks(batch, 8, slots, generator)
+        whole = blocks.valid.all(-1)
+        states = distil.block_states(net, s.parts.embedding, batch, blocks, where)
+        p = distil.block_targets(s.parts, head, batch, blocks, blocks.valid)
+        previous = s.parts.embedding[blocks.previous[blocks.valid]]
+        mended = net.serial(states[blocks.valid], previous, s.parts.embedding[blocks.before[blocks.valid]])
+        raw = functional.linear(mended, head)
+        guess = net.serial.confidence_logits(mended, previous, raw.amax(-1) - raw.logsumexp(-1))
+        overlap = losses.survival_label(p, raw.softmax(-1))
+        for values, out in ((guess, logits), (overlap, labels)):
+            grid = torch.zeros(blocks.valid.shape)
+            grid[blocks.valid] = values
+            out.append(grid[whole])
+    found = losses.sequential_temperatures(torch.cat(logits), torch.cat(labels))
+    net.serial.temperatures.copy_(found)
+    return [round(x, 3) for x in found.tolist()]
+
+
+# ----------------------------------------------------------------------------------- autoregressive
+
+
+def causal_net(s: Setting, layers: Sequence[int] | None = None) -> distil.CausalNet:
+    """An untrained small causal model of some of the target's layers: by default the first and the last two."""
+    c = s.module.config
+    layers = (0, c.num_hidden_layers - 2, c.num_hidden_layers - 1) if layers is None else layers
+    config = BlockConfig(
+        c.hidden_size, c.vocab_size, len(layers), c.num_attention_heads, c.num_key_value_heads, c.head_dim,
+        c.intermediate_size, (), BLOCK, c.rope_parameters["rope_theta"], c.rms_norm_eps,
+    )
+    net = distil.CausalNet(config, s.draft_ids)
+    distil.start_from_layers(net, s.module, layers)
+    return net
+
+
+def start_causal(net: distil.CausalNet, s: Setting, limit: int = 1000) -> dict[str, float]:
+    """The closed-form start: a bridge over the layers left out, then the last layer refitted."""
+    stored = stored_layers(s.module.config.num_hidden_layers)
+    net.eval()
+    bridge = distil.start_bridge(net, s.parts, lambda: _batches(s.store, s.train[:limit]), len(stored) - 2)
+    examples = distil.causal_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]))
+    before, after = distil.refit_last_layer(net, examples)
+    return {"bridge": bridge, "before refit": before, "last layer": after}
+
+
+def train_causal(
+    net: distil.CausalNet, s: Setting, recipe: distil.CausalRecipe, share_done: Callable[[distil.Progress], float],
+    **options,
+) -> distil.Progress:
+    """Train on whole conversations; options as of `distil.train`."""
+    head = s.head
+
+    def step_loss(batch, step, generator):
+        return distil.causal_loss(net, s.parts, head, batch, recipe)
+
+    return distil.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+
+
+@torch.no_grad()
+def alpha_causal(net: distil.CausalNet, s: Setting, limit: int = 96) -> float:
+    """Teacher-forced overlap on held-out answers (p renormalised over the draft vocabulary)."""
+    recipe, found = distil.CausalRecipe(), []
+    net.eval()
+    for batch in _batches(s.store, s.held[:limit]):
+        found.append(float(distil.causal_loss(net, s.parts, s.head, batch, recipe)[1]["autoregressive"]))
+    return round(sum(found) / len(found), 4)
+
+
+@torch.no_grad()
+def coverage(s: Setting, limit: int = 64) -> float:
+    """The share of the target's own probability that lies on the draft vocabulary, on held-out answers."""
+    found = []
+    for batch in _batches(s.store, s.held[:limit], rows=2):
+        place = torch.arange(batch.tokens.shape[1])
+        chosen = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
+        logits = functional.linear(s.parts.states(batch.taps[:, :, -1][chosen][::4]), s.parts.head)
+        found.append(torch.softmax(logits, -1)[:, s.draft_ids].sum(-1))
+    return round(float(torch.cat(found).mean()), 4)
+
+
+def work_folder(root: Path, kind: str) -> Path:
+    """Where a training run keeps its checkpoint."""
+    folder = root / kind
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

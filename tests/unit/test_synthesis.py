@@ -1,0 +1,81 @@
+"""Batched generation: the lock-step model is the stock model, conversations follow the template, shards go on."""
+
+import numpy as np
+import torch
+from test_training import VOCAB, module
+
+from specviz.training import features, recipes, synthesis
+from specviz.training.corpus import Corpus
+
+END = 7
+
+
+class Tokenizer:
+    """One character a token; the template is <...> with the end token between turn and answer."""
+
+    def apply_chat_template(self, turns, tokenize, add_generation_prompt):
+        return f"<<{turns[0]['content']}>!>"
+
+    def encode(self, text, add_special_tokens=False):
+        return [END if c == ">" else (ord(c) * 7) % VOCAB for c in text]
+
+    def decode(self, ids):
+        return "x" * len(ids)
+
+
+def test_a_step_of_many_rows_at_their_own_places_is_the_stock_model():
+    stock = module()
+    model = synthesis.LockStep(stock, 3, 16, torch.float32)
+    texts = torch.randint(0, VOCAB, (3, 8), generator=torch.Generator().manual_seed(0))
+    for t in range(8):  # the third row starts anew at step 4
+        at = torch.tensor([t, t, t if t < 4 else t - 4])
+        logits = model.step(texts[:, t], at)
+    assert torch.allclose(logits[:2], stock(texts[:2]).logits[:, -1], atol=1e-4)
+    assert torch.allclose(logits[2], stock(texts[2:, 4:]).logits[0, -1], atol=1e-4)
+
+
+def test_conversations_follow_the_template_and_the_filters(tmp_path):
+    made = synthesis.Synthesis(module(), Tokenizer(), rows=8, capacity=90, seed=1)
+    corpus, tally = made.run(6)
+    assert tally.kept == len(corpus) >= 6 and tally.answer_tokens == corpus.answer_tokens
+    for i in range(len(corpus)):
+        text, start = corpus.conversation(i).tolist(), int(corpus.answer_start[i])
+        assert text[:2] == made.before and text[start - 3: start] == made.after
+        assert END not in text[start:-1] and (text[-1] == END or len(text) == 90)
+        assert len(text) - start >= synthesis.SHORTEST_ANSWER
+        if (topic := corpus.topic[i]) >= 0:
+            assert text[2: 2 + len(made.topics[topic])] == made.topics[topic]
+
+
+def test_shards_are_continued_until_there_are_enough_tokens(tmp_path):
+    made = synthesis.Synthesis(module(), Tokenizer(), rows=8, capacity=90, seed=2)
+    first = synthesis.write_shards(made, tmp_path, 100, conversations_per_shard=3)
+    count = len(list(tmp_path.glob("*.npz")))
+    total = synthesis.write_shards(made, tmp_path, first + 1, conversations_per_shard=3)
+    assert first >= 100 and total > first and len(list(tmp_path.glob("*.npz"))) == count + 1
+    assert sum(Corpus.load(p).answer_tokens for p in tmp_path.glob("*.npz")) == total
+
+
+def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
+    """Corpus, taps, closed-form start, a few steps, calibration: every part fits the next."""
+    from specviz.models.causal import CausalModel
+    from specviz.training import distil
+
+    stock = module()
+    chance = np.random.default_rng(0)
+    length = np.full(80, 40, np.uint16)
+    corpus = Corpus(chance.integers(0, VOCAB, 80 * 40).astype(np.uint16), length, np.full(80, 8, np.uint16),
+                    np.zeros(80, np.float32), np.full(80, -1, np.int16))
+    features.compute(CausalModel(stock), corpus, tmp_path / "s0")
+    s = recipes.setting(stock, features.TapStore(tmp_path), torch.arange(0, VOCAB, 2))
+    assert s.held and not set(s.held) & set(s.train)
+    assert 0 < recipes.coverage(s) < 1
+    net = recipes.block_net(s, layers=1)
+    recipes.start_block(net, s, limit=40)
+    done = recipes.train_block(net, s, distil.BlockRecipe(slots=(4, 8), anchors=16), lambda at: at.step / 3)
+    assert done.step == 3 and len(recipes.calibrate(net, s)) == net.config.block
+    assert {len(v) for v in recipes.alpha_block(net, s).values()} == {8}
+    small = recipes.causal_net(s, (0, 3))
+    recipes.start_causal(small, s, limit=40)
+    recipes.train_causal(small, s, distil.CausalRecipe(), lambda at: at.step / 2)
+    assert 0 < recipes.alpha_causal(small, s) < 1
