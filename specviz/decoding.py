@@ -101,9 +101,6 @@ def decode(
     max_k = min(settings.k if choose_k is None else 16, drafter.max_k) if drafter else 0
     timer = clock(str(target.device))
 
-    def warped(logits: torch.Tensor) -> torch.Tensor:
-        return warp(logits, settings.temperature, settings.top_k, settings.top_p)
-
     # 1. The prompt is forwarded once, all but its last token, which is the first anchor.
     with timer.section("prefill"):
         for row in rows:
@@ -114,87 +111,139 @@ def decode(
             out = target.forward(cache, [r.id for r in long], [r.prompt[:-1] for r in long], taps, logits=False)
             if taps:
                 tapped |= {row.id: t for row, t in zip(long, out.taps)}
-        if drafter:
-            width = len(taps) * target.hidden_size
-            for row in rows:
-                context = tapped[row.id]
-                if taps and context is None:
-                    context = torch.empty(0, width, dtype=target.dtype, device=target.device)
-                drafter.start(row.id, row.prompt, context, len(row.prompt) + row.limit + max_k + 1)
+        for row in rows:
+            start_drafter(target, drafter, row, tapped[row.id], len(row.prompt) + row.limit + max_k + 1)
     measured.prefill_seconds = timer.seconds("prefill")
 
     active = rows
     index = 0
     while active:
-        timer.reset()
-        # 2. Propose: K drafts per row, but no more than could still be emitted beside the bonus token.
-        with timer.section("draft"):
-            requests = []
-            for row in active:
-                k = min(choose_k(row) if choose_k else settings.k, max_k, row.remaining - 1)
-                if k > 0:
-                    us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
-                    requests.append(Request(row.id, row.anchor, k, us))
-            proposal = drafter.propose(requests) if requests else None
-            drafts = {row.id: _Draft.none(target) for row in active}
-            if proposal:
-                lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
-                drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
-
-        # 3. Verify: anchor and drafts of every row, K + 1 positions each, in one pass.
-        with timer.section("verify"):
-            contexts = [cache.lengths[row.id] for row in active]
-            packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
-            out = target.forward(cache, [row.id for row in active], packed, taps)
-
-        # 4. Judge each row by itself, keep what it earned, and roll the rest back.
-        verdicts, going_on = [], []
-        with timer.section("judge"):
-            for i, row in enumerate(active):
-                draft = drafts[row.id]
-                k = len(draft.tokens)
-                target_probs = warped(out.logits[i])
-                accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
-                bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
-                judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
-                emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
-                on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
-                accepted = len(emitted) if on_draft else judgement.accepted
-                bonus = None if on_draft else judgement.bonus_token
-                judged = accepted if on_draft else min(accepted + 1, k)
-                with timer.section("record"):
-                    positions = recording.positions(
-                        out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
-                        judged, accepted, bonus, draft.confidence, draft.first_guess,
-                    ) if record else ()
-                verdicts.append(Verdict(
-                    row.id, contexts[i], row.anchor, draft.proposed, k, accepted, positions, tuple(emitted),
-                    None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
-                ))
-                row.emitted += emitted
-                row.rounds += 1
-                if finished:
-                    cache.drop(row.id)
-                    if drafter:
-                        drafter.drop(row.id)
-                else:
-                    cache.truncate(row.id, contexts[i] + 1 + accepted)
-                    if drafter:
-                        drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
-                    going_on.append(row)
-
-        recording_seconds = timer.seconds("record")
-        yield Round(
-            index, tuple(verdicts), timer.seconds("draft"), timer.seconds("verify"),
-            max(0.0, timer.seconds("judge") - recording_seconds), recording_seconds,
-            sum(map(len, packed)), proposal.draft_tokens if proposal else 0,
-            pass_cost(target.shape, [len(p) for p in packed], contexts, sum(map(len, packed))),
-            proposal.cost if proposal else Cost(0, 0),
-        )
-        active = going_on
+        ks = [min(choose_k(row) if choose_k else settings.k, max_k) for row in active]
+        played = play_round(target, drafter, cache, active, ks, settings, eos_ids, timer, index, cut=cut, record=record)
+        yield played.round
+        active = played.going_on
         if baseline_every and active and index % baseline_every == 0:
-            measured.baseline = _plain_step(target, cache, active, warped, measured.baseline, timer)
+            measured.baseline = _plain_step(target, cache, active, settings, measured.baseline, timer)
         index += 1
+
+
+def start_drafter(
+    target: CausalModel, drafter: Drafter | None, row: Row, context: torch.Tensor | None, capacity: int
+) -> None:
+    """Tell the drafter of a row whose prompt the target has read. context: the taps [len(prompt) - 1, taps * D]."""
+    if drafter is None:
+        return
+    if drafter.taps and context is None:
+        context = torch.empty(0, len(drafter.taps) * target.hidden_size, dtype=target.dtype, device=target.device)
+    drafter.start(row.id, row.prompt, context, capacity)
+
+
+@dataclass(frozen=True)
+class Played:
+    """One round that was played."""
+
+    round: Round
+    going_on: list[Row]
+    """The rows that have not ended, in the order given."""
+    chunk_taps: list[torch.Tensor | None]
+    """Of each chunk of a prompt that was forwarded along: [n, taps * D], or None if there are no taps."""
+
+
+def play_round(
+    target: CausalModel,
+    drafter: Drafter | None,
+    cache: RaggedCache,
+    active: Sequence[Row],
+    ks: Sequence[int],
+    settings: Settings,
+    eos_ids: frozenset[int],
+    timer: Timer,
+    index: int = 0,
+    *,
+    cut: Callable[[Proposal], list[int]] | None = None,
+    record: bool = True,
+    chunks: Sequence[tuple[int, Sequence[int]]] = (),
+) -> Played:
+    """Propose, verify, judge and commit once, for the rows given. Rows are changed in place; ended ones are dropped.
+
+    ks: drafts wished for each row. chunks: (row, tokens) pieces of prompts of other rows, forwarded in the same pass
+    without logits; they are in the round's target cost and tokens.
+    """
+    taps = drafter.taps if drafter else ()
+    timer.reset()
+    # 2. Propose: K drafts per row, but no more than could still be emitted beside the bonus token.
+    with timer.section("draft"):
+        requests = []
+        for row, wish in zip(active, ks):
+            k = min(wish, drafter.max_k, row.remaining - 1) if drafter else 0
+            if k > 0:
+                us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
+                requests.append(Request(row.id, row.anchor, k, us))
+        proposal = drafter.propose(requests) if requests else None
+        drafts = {row.id: _Draft.none(target) for row in active}
+        if proposal:
+            lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
+            drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
+
+    # 3. Verify: anchor and drafts of every row, K + 1 positions each, in one pass.
+    with timer.section("verify"):
+        ids = [row.id for row in active] + [row for row, _ in chunks]
+        contexts = [cache.lengths[row] for row in ids]
+        packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
+        positions = sum(map(len, packed))
+        wanted = [*map(len, packed), *(0 for _ in chunks)] if chunks else True
+        packed += [list(tokens) for _, tokens in chunks]
+        out = target.forward(cache, ids, packed, taps, logits=wanted if active else False)
+
+    # 4. Judge each row by itself, keep what it earned, and roll the rest back.
+    verdicts, going_on = [], []
+    with timer.section("judge"):
+        for i, row in enumerate(active):
+            draft = drafts[row.id]
+            k = len(draft.tokens)
+            target_probs = _warped(out.logits[i], settings)
+            accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
+            bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
+            judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
+            emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
+            on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
+            accepted = len(emitted) if on_draft else judgement.accepted
+            bonus = None if on_draft else judgement.bonus_token
+            judged = accepted if on_draft else min(accepted + 1, k)
+            with timer.section("record"):
+                recorded = recording.positions(
+                    out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
+                    judged, accepted, bonus, draft.confidence, draft.first_guess,
+                ) if record else ()
+            verdicts.append(Verdict(
+                row.id, contexts[i], row.anchor, draft.proposed, k, accepted, recorded, tuple(emitted),
+                None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
+            ))
+            row.emitted += emitted
+            row.rounds += 1
+            if finished:
+                cache.drop(row.id)
+                if drafter:
+                    drafter.drop(row.id)
+            else:
+                cache.truncate(row.id, contexts[i] + 1 + accepted)
+                if drafter:
+                    drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
+                going_on.append(row)
+
+    recording_seconds = timer.seconds("record")
+    round_ = Round(
+        index, tuple(verdicts), timer.seconds("draft"), timer.seconds("verify"),
+        max(0.0, timer.seconds("judge") - recording_seconds), recording_seconds,
+        sum(map(len, packed)), proposal.draft_tokens if proposal else 0,
+        pass_cost(target.shape, [len(p) for p in packed], contexts, positions),
+        proposal.cost if proposal else Cost(0, 0),
+    )
+    return Played(round_, going_on, out.taps[len(active):] if taps else [None] * len(chunks))
+
+
+def _warped(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
+    return warp(logits, settings.temperature, settings.top_k, settings.top_p)
 
 
 @dataclass(frozen=True)
@@ -234,7 +283,7 @@ def _emit(row: Row, drafts: list[int], judgement: Judgement, eos_ids: frozenset[
 
 
 def _plain_step(
-    target: CausalModel, cache: RaggedCache, rows: list[Row], warped: Callable, baseline: Baseline, timer: Timer
+    target: CausalModel, cache: RaggedCache, rows: list[Row], settings: Settings, baseline: Baseline, timer: Timer
 ) -> Baseline:
     """Time what plain decoding would do next for these rows, then undo it."""
     timer.reset()
@@ -243,7 +292,7 @@ def _plain_step(
         out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
     with timer.section("draw"):
         for row, logits in zip(rows, out.logits):
-            draw(warped(logits[0]), uniform(row.seed, row.rounds, 0, "bonus"))
+            draw(_warped(logits[0], settings), uniform(row.seed, row.rounds, 0, "bonus"))
     for row, length in zip(rows, contexts):
         cache.truncate(row.id, length)
     forward = timer.seconds("forward")
