@@ -19,11 +19,12 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from specviz import cli_check, cli_hardware, doctor, metrics
+from specviz import cli_check, cli_hardware, cli_training, doctor, metrics
 from specviz import trace as tracing
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
 from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair
+from specviz.orders import Order, drafter_names
 from specviz.prompts import MAX_CHARACTERS
 from specviz.trace import Settings, Trace
 
@@ -149,8 +150,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--measure", action="store_true", help="measure the ceilings of the device now (seconds)")
     check.set_defaults(handler=_doctor)
 
-    cli_hardware.add_parsers(commands)
-    cli_check.add_parsers(commands)
+    for module in (cli_check, cli_hardware, cli_training):
+        module.add_parsers(commands)
     return parser
 
 
@@ -181,10 +182,10 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed, max_new_tokens=arguments.max_new_tokens,
     )
     text = _prompt(arguments.prompt, arguments.raw)
-    drafter = arguments.drafter or find_pair(arguments.pair).drafters[0]
+    drafter = arguments.drafter or drafter_names(find_pair(arguments.pair))[0]
     path = None if arguments.trace is None else _writable(arguments.trace)
 
-    from specviz.runs import Order, Run
+    from specviz.runs import Run
 
     run = Run(Order(arguments.pair, drafter, text, settings, arguments.system, arguments.raw, arguments.batch,
                     arguments.device, arguments.precision))
@@ -371,7 +372,7 @@ def _pairs(arguments: argparse.Namespace) -> int:
     for pair in CATALOGUE:
         wanted = needs(pair, arguments.device, arguments.precision)
         print(f"{pair.name}\n    {pair.title}{'; gated' if pair.gated else ''}. Licence: {pair.licence}.\n"
-              f"    Drafters: {', '.join(pair.drafters)}.\n    {wanted.sentence}")
+              f"    Drafters: {', '.join(drafter_names(pair))}.\n    {wanted.sentence}")
         for note in pair.notes:
             print(textwrap.fill(note, 110, initial_indent="    ", subsequent_indent="    "))
     print("\nAny other pair: TARGET+DRAFT, or TARGET alone, with Hub ids (owner/model, owner/model@revision), folders "

@@ -146,7 +146,7 @@ def test_trace_show_prints_no_control_characters_of_a_foreign_file(call, tmp_pat
 
 
 def test_the_commands_of_other_modules_are_here_too(call):
-    for command in ("ceilings", "roofline"):
+    for command in ("ceilings", "roofline", "check", "train", "drafters"):
         with pytest.raises(SystemExit) as end:
             call(command, "--help")
         assert end.value.code == 0
