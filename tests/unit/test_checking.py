@@ -12,6 +12,7 @@ from specviz.checking import Bench, Difference, Finding, Greedy, Job, Sampling, 
 from specviz.errors import SettingsError
 from specviz.models.fetch import Stopped
 from specviz.orders import Order
+from specviz.runs import Run
 from specviz.sampling import Judgement, draw
 from specviz.trace import Settings
 
@@ -96,7 +97,7 @@ def test_the_smallest_p_value_is_corrected_for_their_number():
 
 def test_a_recorded_greedy_run_is_proved_against_plain_decoding():
     """Its own tokens, from its own prompt; a changed token is found where it is."""
-    run = checking.Run(Order("toy", "ngram", "the cat sees the dog and the cat", Settings(k=3, max_new_tokens=16),
+    run = Run(Order("toy", "ngram", "the cat sees the dog and the cat", Settings(k=3, max_new_tokens=16),
                              raw=True)).execute()
     assert run.status == "complete", run.error
     assert check_run(run.trace, 0).verdict == "lossless"
