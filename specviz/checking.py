@@ -19,12 +19,13 @@ from specviz import goodness
 from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter
-from specviz.errors import SettingsError, SpecVizError
+from specviz.errors import PairError, SettingsError, SpecVizError
 from specviz.models import load
 from specviz.models.fetch import Stopped
+from specviz.models.pairs import find_pair
 from specviz.models.toy import sentence
-from specviz.orders import Order
-from specviz.runs import ABANDONED_SECONDS, STORE, ModelStore, Opened, Run
+from specviz.orders import Order, drafter_names
+from specviz.runs import ABANDONED_SECONDS, STORE, ModelStore, Opened, make_drafter
 from specviz.trace import Settings, Trace
 
 _LOG = logging.getLogger(__name__)
@@ -181,15 +182,19 @@ class Bench:
     def __init__(self, order: Order, store: ModelStore = STORE, tell: PROGRESS = lambda *_: None,
                  stop: Callable[[], bool] = lambda: False):
         self.order, self.stop, self.tell = order, stop, tell
-        self._run = Run(order, store)  # checks the order, and knows how each drafter is made
+        self.pair, self.store = find_pair(order.pair), store
+        if order.drafter not in drafter_names(self.pair):
+            raise PairError(f"{self.pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
+                            f"{', '.join(drafter_names(self.pair))}.")
         if order.drafter == "autoregressive":
-            load.check(self._run.pair, lambda p: tell(p.stage, 0.0), stop)  # before anything large is fetched
+            load.check(self.pair, lambda p: tell(p.stage, 0.0), stop)  # before anything large is fetched
         self.target: Opened = store.open(
-            self._run.pair.target, order.device, order.precision, lambda p: tell(p.stage, 0.0), stop)
+            self.pair.target, order.device, order.precision, lambda p: tell(p.stage, 0.0), stop)
 
     def drafter(self) -> Drafter:
         """A fresh drafter over shared weights, with the order's own temperature, top-k and top-p."""
-        return self._run._drafter(self.target)
+        return make_drafter(
+            self.order.drafter, self.pair, self.target, self.order.settings, self.store, stop=self.stop)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt, as the order would have them."""

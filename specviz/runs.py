@@ -29,10 +29,10 @@ from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import gigabytes
-from specviz.models.pairs import Source, find_pair
+from specviz.models.pairs import Pair, Source, find_pair
 from specviz.orders import Order, drafter_names
 from specviz.pieces import piece_table
-from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Trace
+from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 
 _LOG = logging.getLogger(__name__)
 ABANDONED_SECONDS = 5.0
@@ -76,13 +76,12 @@ class ModelStore:
 
         return self._get((source, device, precision), make, stop)
 
-    def first_layers(self, opened: Opened, source: Source, layers: int) -> torch.nn.Module:
-        """The module of a target's first layers; its tensors are the target's own."""
+    def first_layers(self, opened: Opened, source: Source, layers: int) -> CausalModel:
+        """The model of a target's first layers; its tensors are the target's own."""
         key = (source, opened.device, opened.precision, "first", layers)
-        made = self._get(key, lambda: replace(
+        return self._get(key, lambda: replace(
             opened, model=CausalModel(first_layers_module(opened.model, layers))
-        ))
-        return made.model.module
+        )).model
 
     def _get(self, key: tuple, make: Callable[[], Opened], stop: Callable[[], bool] | None = None) -> Opened:
         """The model of a key, made once however many ask for it at the same time."""
@@ -118,6 +117,31 @@ class ModelStore:
 STORE = ModelStore()
 
 
+def make_drafter(
+    name: str, pair: Pair, target: Opened, settings: Settings, store: ModelStore = STORE,
+    progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None,
+) -> Drafter:
+    """A fresh drafter for one run over shared weights, warped as `settings` say. Raises PairError for a name that the
+    pair does not have."""
+    model = target.model
+    if name == "ngram":
+        return NgramDrafter(model.vocab_size, model.device)
+    if name == "first-layers":
+        layers = max(1, min(FIRST_LAYERS, model.layers // 2))
+        return first_layers(model, store.first_layers(target, pair.target, layers), settings)
+    if name == "autoregressive" and pair.draft is not None:
+        draft = store.open(pair.draft, target.device, target.precision, progress, stop)
+        return AutoregressiveDrafter(
+            draft.model, model.vocab_size, settings,
+            label=f"autoregressive: {pair.draft.name} drafts one token at a time",
+        )
+    raise PairError(_no_drafter(pair, name))
+
+
+def _no_drafter(pair: Pair, name: str) -> str:
+    return f"{pair.title} has no drafter {name[:40]!r}: choose one of {', '.join(drafter_names(pair))}."
+
+
 class Run:
     """One run, from loading to the last round. Has a Trace's attributes while it goes, and the Trace at its end.
 
@@ -131,10 +155,7 @@ class Run:
         self.order, self.store = order, store
         self.pair = find_pair(order.pair)
         if order.drafter not in drafter_names(self.pair):
-            raise PairError(
-                f"{self.pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
-                f"{', '.join(drafter_names(self.pair))}."
-            )
+            raise PairError(_no_drafter(self.pair, order.drafter))
         self.id = uuid.uuid4().hex[:12]
         self.status = "loading"
         self.error: str | None = None
@@ -225,7 +246,7 @@ class Run:
             load.check(self.pair, self._tell, self._stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
-        drafter = self._drafter(target)
+        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self._stopping)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
@@ -273,20 +294,6 @@ class Run:
 
     def _open(self, source: Source) -> Opened:
         return self.store.open(source, self.order.device, self.order.precision, self._tell, self._stopping)
-
-    def _drafter(self, target: Opened) -> Drafter:
-        """A fresh drafter for this run over shared weights."""
-        name, model = self.order.drafter, target.model
-        if name == "ngram":
-            return NgramDrafter(model.vocab_size, model.device)
-        if name == "first-layers":
-            layers = max(1, min(FIRST_LAYERS, model.layers // 2))
-            return first_layers(model, layers, self.settings, self.store.first_layers(target, self.pair.target, layers))
-        draft = self._open(self.pair.draft)
-        return AutoregressiveDrafter(
-            draft.model, model.vocab_size, self.settings,
-            label=f"autoregressive: {self.pair.draft.name} drafts one token at a time",
-        )
 
     def _check_room(self, target: Opened, prompt_tokens: int) -> None:
         """Refuse a run whose caches and logits would not fit, before anything is allocated."""

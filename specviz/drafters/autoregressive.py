@@ -92,11 +92,12 @@ class AutoregressiveDrafter:
         del self._texts[row], self._forwarded[row]
 
 
-def first_layers(target: CausalModel, layers: int, settings: Settings, module: torch.nn.Module) -> AutoregressiveDrafter:
-    """The target's own first layers as drafter; `module` from `first_layers_module`, shared between runs."""
+def first_layers(target: CausalModel, model: CausalModel, settings: Settings) -> AutoregressiveDrafter:
+    """The target's own first layers as drafter; `model` over `first_layers_module`, shared between runs."""
     return AutoregressiveDrafter(
-        CausalModel(module), target.vocab_size, settings, "first-layers",
-        f"first {layers} of the target's own {target.layers} layers, untrained for this: a stand-in, not a good drafter",
+        model, target.vocab_size, settings, "first-layers",
+        f"first {model.layers} of the target's own {target.layers} layers, untrained for this: a stand-in, not a good "
+        "drafter",
     )
 
 

@@ -145,10 +145,9 @@ def draft_model(pair, target, store):
         return store.open(pair.draft, target.device, target.precision).model
     if "first-layers" not in pair.drafters or target.model.layers < 2:
         return None
-    from specviz.models.causal import CausalModel
     from specviz.runs import FIRST_LAYERS
 
-    return CausalModel(store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2)))
+    return store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2))
 
 
 def as_json(step: Step, ceilings: Ceilings) -> dict:

@@ -53,7 +53,7 @@ def test_packed_ragged_forward_equals_plain_forward_per_row(name):
     pieces = [[7, 5, 1], [6, 0, 9], [1, 1, 1], [13, 6, 2], [5, 5, 5], [8, 6, 13]]
     for piece in pieces:
         rows = [r for r in range(3) if piece[r]]
-        tokens = [texts[r][fed[r]: fed[r] + piece[r]] + [3, 4] for r in rows]
+        tokens = [[*texts[r][fed[r]: fed[r] + piece[r]], 3, 4] for r in rows]
         out = model.forward(cache, rows, tokens, taps=taps)
         for row, logits, tapped in zip(rows, out.logits, out.taps):
             n = piece[row]

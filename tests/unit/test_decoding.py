@@ -10,6 +10,7 @@ from specviz.decoding import Measurements, decode
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
 from specviz.drafters.ngram import NgramDrafter
 from specviz.errors import SettingsError
+from specviz.models.causal import CausalModel
 from specviz.sampling import warp
 from specviz.trace import Settings
 
@@ -20,7 +21,7 @@ def make(name, target, draft, settings):
     if name == "ngram":
         return NgramDrafter(target.vocab_size, target.device)
     if name == "first-layers":
-        return first_layers(target, 1, settings, first_layers_module(target, 1))
+        return first_layers(target, CausalModel(first_layers_module(target, 1)), settings)
     if name == "itself":
         return AutoregressiveDrafter(target, target.vocab_size, settings)
     return AutoregressiveDrafter(draft, target.vocab_size, settings)
@@ -140,7 +141,9 @@ def test_closing_the_generator_ends_the_run_and_baseline_steps_leave_no_trace(to
     settings = Settings(k=3, temperature=1.0, max_new_tokens=30)
     texts, _ = run(toy_target, toy_draft, "autoregressive", PROMPTS, settings)
     measured = Measurements()
-    with_baseline, _ = run(toy_target, toy_draft, "autoregressive", PROMPTS, settings, baseline_every=1, measured=measured)
+    with_baseline, _ = run(
+        toy_target, toy_draft, "autoregressive", PROMPTS, settings, baseline_every=1, measured=measured
+    )
     assert with_baseline == texts
     assert len(measured.baseline.seconds) > 3
     assert measured.prefill_seconds > 0
@@ -160,7 +163,8 @@ def test_positions_record_p_q_and_tails_that_add_up(toy_target, toy_draft):
             assert sum(x.target_probs) + x.tail_target == pytest.approx(1, abs=1e-12)
             logits = torch.tensor(x.target_logits)
             order = torch.tensor(x.support).argsort()
-            torch.testing.assert_close(warp(logits, 1.0)[order], torch.tensor(x.target_probs, dtype=torch.float64)[order])
+            recorded = torch.tensor(x.target_probs, dtype=torch.float64)
+            torch.testing.assert_close(warp(logits, 1.0)[order], recorded[order])
             assert x.target_logsumexp == pytest.approx(float(logits.double().logsumexp(0)), abs=1e-9)
             if x.accept_uniform is not None:
                 p, q = x.probs(x.draft_token)

@@ -223,12 +223,12 @@ class Breaks(NgramDrafter):
     (MemoryBudgetError("The cache does not fit: lower the batch."), "lower the batch"),
 ])
 def test_a_drafter_that_breaks_fails_the_run_with_a_sentence_and_its_rounds_are_kept(store, monkeypatch, error, says):
-    def broken(self, target):
+    def broken(name, pair, target, *_):
         drafter = Breaks(target.model.vocab_size, target.model.device)
         drafter.error = error
         return drafter
 
-    monkeypatch.setattr(Run, "_drafter", broken)
+    monkeypatch.setattr(runs, "make_drafter", broken)
     run = Run(order("ngram", k=2, max_new_tokens=60), store).execute()
     assert run.status == "failed" and not run.alive
     assert says in run.error and run.error.endswith(".") and "\n" not in run.error
@@ -239,7 +239,7 @@ def test_a_drafter_that_breaks_fails_the_run_with_a_sentence_and_its_rounds_are_
 def test_the_next_run_after_a_failed_one_is_as_if_nothing_had_been(store, monkeypatch):
     good = Run(order("ngram"), store).execute().trace
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_drafter", lambda self, target: Breaks(target.model.vocab_size, target.model.device))
+        patch.setattr(runs, "make_drafter", lambda name, pair, target, *_: Breaks(target.model.vocab_size, target.model.device))
         assert Run(order("ngram", k=2, max_new_tokens=60), store).execute().status == "failed"
     assert Run(order("ngram"), store).execute().trace.token_ids() == good.token_ids()
 
