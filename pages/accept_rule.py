@@ -10,7 +10,7 @@ st.markdown("#### Keep a draft with probability min(1, p/q), else draw from what
 chosen = accept_rule.choose()
 accept_rule.show(chosen)
 with st.expander("All rules, right and wrong"):
-    accept_rule.table()
+    accept_rule.compare(chosen)
 if chosen.trace is not None:
     proof(chosen.trace, key="rule-proof")
     conventions.panel(chosen.trace, key="rule-conventions")

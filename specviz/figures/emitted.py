@@ -37,9 +37,12 @@ def emitted_figure(data: pd.DataFrame, what: str, distance: float) -> go.Figure:
                       marker={"color": colour, "line": {"color": palette.LINE, "width": 0.5},
                               "pattern": template.hatch(pattern)},
                       hovertemplate="%{customdata} " + name + ", %{x:.3f}<extra></extra>")
-    chart.add_scatter(y=rows, x=template.numbers(data.p), name="p, asked for", mode="markers",
-                      marker={"symbol": "line-ns", "size": 20, "line": {"width": 3, "color": palette.TARGET},
-                              "color": palette.TARGET}, hovertemplate="p %{x:.3f}<extra></extra>")
+    # the mark on a pale edge, so that it shows on every bar
+    for width, colour, named in ((7, palette.PAPER_LIGHT, False), (3, palette.TARGET, True)):
+        chart.add_scatter(y=rows, x=template.numbers(data.p), name="p, asked for", mode="markers", showlegend=named,
+                          hovertemplate="p %{x:.3f}<extra></extra>",
+                          marker={"symbol": "line-ns", "size": 22, "line": {"width": width, "color": colour},
+                                  "color": colour})
     chart.update_layout(barmode="stack", bargap=0.35)
     chart.update_xaxes(range=[0, max(0.05, float(data[["share", "p"]].max().max())) * 1.08], fixedrange=True)
     chart.update_yaxes(tickvals=rows, ticktext=list(data.token), autorange="reversed", fixedrange=True, showgrid=False)

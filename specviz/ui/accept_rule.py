@@ -28,6 +28,8 @@ _component = st.components.v2.component(
 )
 KEY = "accept_rule"
 TRIALS = 10_000
+COMPARED = 2_000
+"""Trials of each rule where all are compared."""
 TICK_SECONDS = 0.4
 WORK_SECONDS = 0.2
 """How long one tick draws before it shows what it has."""
@@ -274,10 +276,31 @@ def _p_value(p: float | None) -> str:
     return "none" if p is None else "< 1e-12" if p < 1e-12 else f"{p:.2g}"
 
 
-def table() -> None:
-    """Every rule with its flag and where it was met."""
-    st.dataframe(
-        {"rule": [r.title for r in rules.RULES], "keeps p": ["yes" if r.lossless else "no" for r in rules.RULES],
-         "what it does": [r.sentence for r in rules.RULES], "met in": [r.source for r in rules.RULES]},
-        hide_index=True, key="rule-table",
-    )
+def compare(chosen: Chosen) -> None:
+    """Every rule with its flag, and on a click what each makes of the p and q in hand."""
+    hand = _hand(chosen)
+    what = (chosen.id, hand.p, hand.q)
+    if st.button(f"Try every rule {COMPARED:,} times", icon=":material/balance:", key="rule_all"):
+        p, q = cases.tensors(hand.p, hand.q)
+        bar, found = st.progress(0.0), []
+        for i, rule in enumerate(rules.RULES):
+            bar.progress(i / len(rules.RULES), rule.title)
+            found.append((rule, rules.tally(rule, p, q, COMPARED), rule.asked(p).tolist()))
+        bar.empty()
+        st.session_state["rule_compared"] = (what, found)
+    of, found = st.session_state.get("rule_compared", (None, []))
+    if of == what:
+        st.dataframe([_row(*each) for each in found], hide_index=True, key="rule-compared", height="content")
+    else:
+        st.caption("What the rules make of the p and q above, side by side.")
+    st.markdown("\n".join(f"- **{r.title}** ({'lossless' if r.lossless else 'NOT lossless'}). {r.sentence} "
+                          f"*{r.source}*" for r in rules.RULES))
+
+
+def _row(rule: rules.Rule, tally: Tally, asked: list[float]) -> dict[str, str]:
+    test = goodness.chi_square(tally.counts, asked)
+    distance = goodness.total_variation(dict(enumerate(tally.counts)), dict(enumerate(asked)))
+    seen = "no test possible" if test.p_value is None else "differs from p" if test.p_value < 1e-6 else "agrees with p"
+    return {"rule": rule.title, "declared": "lossless" if rule.lossless else "NOT lossless", "seen": seen,
+            "total variation": number(distance), "p-value": _p_value(test.p_value),
+            "drafts kept": number(sum(tally.accepted) / tally.trials)}

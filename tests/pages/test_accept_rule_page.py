@@ -102,6 +102,15 @@ def test_moved_bars_count_and_clear_what_was_drawn_before(page):
     assert [c / accept_rule.TRIALS for c in counts] == pytest.approx(p, abs=0.02)
 
 
+def test_all_rules_can_be_compared_side_by_side(page):
+    """What is seen agrees with what is declared, rule by rule, with the p and q of the toy run."""
+    app = page.button(key="rule_all").click().run()
+    assert not app.exception
+    table = next(d.value for d in app.dataframe if "declared" in d.value.columns)
+    wanted = ["agrees with p" if r.lossless else "differs from p" for r in rules.RULES]
+    assert list(table.seen) == wanted
+
+
 def test_a_new_draft_is_drawn_from_q(page):
     page.button(key="rule_new").click().run()
     first = page.session_state["rule_set"]
