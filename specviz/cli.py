@@ -358,7 +358,7 @@ def _figures(trace: Trace) -> str:
     text += f". Measured: {seconds(trace.seconds)} decoding, {number(metrics.tokens_per_second(trace.rounds))} tokens/s"
     plain, faster = trace.baseline.tokens_per_second, metrics.speed_up(trace.rounds, trace.baseline)
     if plain is not None:
-        text += (f"; plain decoding {number(plain)} tokens/s ({len(trace.baseline.seconds)} steps in the same run), "
+        text += (f"; plain decoding {number(plain)} tokens/s ({len(trace.baseline.seconds)} steps of the same run), "
                  f"so {number(faster)} times as fast")
     return f"{text}."
 
