@@ -17,6 +17,7 @@ export default function ({ data, parentElement, setStateValue }) {
 }
 
 const ROW = 54;
+const TALL = 78; // where panels stand under each other, bars are further apart, for fingers
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 
 function number(x) {
@@ -342,37 +343,40 @@ class Hand {
   }
 
   // Where labels end and bars run, for a panel of this width.
-  measure(svg, room) {
+  measure(svg, room, high = ROW) {
     const width = svg.clientWidth || 320;
     const labels = clamp(width * 0.3, 84, 150);
-    const height = this.p.length * ROW;
+    const height = this.p.length * high;
     set(svg, { height, viewBox: `0 0 ${width} ${height}` });
     return { width, labels, x: labels + 8, span: width - labels - 8 - room, letters: Math.floor((labels - 26) / 8) };
   }
 
   drawThink() {
-    const m = (this.think = this.measure(this.el.think, 52));
+    const high = this.root.clientWidth > 860 ? ROW : TALL;
+    const m = (this.think = this.measure(this.el.think, 52, high));
     const { tokens } = this.data.case;
+    const apart = (high - 14) / 2;
     this.rows.think.forEach((row, i) => {
-      const y = i * ROW;
+      const y = i * high;
       const isSum = !row.ring.isConnected;
       set(row.line, { x1: 0, x2: m.width, y1: y, y2: y });
-      set(row.frame, { x: 1, y: y + 6, width: m.labels - 2, height: ROW - 12 });
-      set(row.hit, { x: 1, y: y + 6, width: m.labels - 2, height: ROW - 12 });
-      set(row.ring, { cx: 14, cy: y + ROW / 2 });
-      set(row.dot, { cx: 14, cy: y + ROW / 2 });
+      set(row.frame, { x: 1, y: y + 6, width: m.labels - 2, height: high - 12 });
+      set(row.hit, { x: 1, y: y + 6, width: m.labels - 2, height: high - 12 });
+      set(row.ring, { cx: 14, cy: y + high / 2 });
+      set(row.dot, { cx: 14, cy: y + high / 2 });
       if (!isSum) set(row.pick, { "aria-checked": String(i === this.token) });
-      set(row.token, { x: isSum ? 6 : 26, y: y + ROW / 2 + 4 });
+      set(row.token, { x: isSum ? 6 : 26, y: y + high / 2 + 4 });
       write(row.token, fit(tokens[i], m.letters + (isSum ? 3 : 0)));
       ["p", "q"].forEach((name, n) => {
         const value = this[name][i];
-        const top = y + 9 + n * 20;
+        const top = y + 7 + n * apart + (apart - 15) / 2;
         set(row[`${name}Track`], { x: m.x, y: top, width: m.span });
         set(row[`${name}Bar`], { x: m.x, y: top, width: Math.max(value * m.span, value > 0 ? 1 : 0) });
         set(row[`${name}Value`], { x: m.x + m.span + 12, y: top + 12 });
         write(row[`${name}Value`], number(value));
         const handle = row[`${name}Handle`];
         if (handle) {
+          set(handle.firstChild, { y: (15 - apart) / 2, height: apart });
           set(handle, { transform: `translate(${(m.x + value * m.span).toFixed(2)} ${top})`,
             "aria-valuenow": value.toFixed(3), "aria-valuetext": number(value) });
         }

@@ -90,8 +90,8 @@ def choose() -> Chosen:
         case = cases.two_tokens(rules.PAPER_P, rules.PAPER_Q)
         note = "Made up: the example by which the DSpark paper shows what look-ahead does. Choose that rule below."
         return Chosen(case, "paper", note, None)
-    if st.session_state.get("rule_shown") != name:
-        st.session_state["rule_shown"] = name
+    if st.session_state.get("rule_shown") != (name, trace.recorded_at):
+        st.session_state["rule_shown"] = (name, trace.recorded_at)
         st.session_state.pop("rule_position", None)
         _own_settings(trace)
     positions = cases.drafted_positions(trace)
@@ -176,7 +176,7 @@ def _tick(chosen: Chosen, rule: rules.Rule) -> None:
                                                  for i, x in enumerate(chosen.case.labels)],
                      "p": chosen.case.p, "q": chosen.case.q, "drafted": chosen.case.drafted, "u": chosen.case.u,
                      "sums": chosen.case.sums, "note": chosen.note},
-            "set": state.get("rule_set"),
+            "set": wish if (wish := state.get("rule_set")) and wish["case"] == chosen.id else None,
             "tally": None if tally is None else {
                 "trials": tally.trials, "accepted": tally.accepted, "drawn": tally.drawn, "asked": asked,
                 "goal": "p" if asked == tuple(p.tolist()) else f"p cut to its top {rules.TOP}"},
@@ -208,11 +208,11 @@ def _buttons(chosen: Chosen, hand: Hand) -> None:
                      help="A token drawn from q, and a fresh uniform to judge it"):
             state["rule_count"] = state.get("rule_count", 0) + 1
             token, u = cases.fresh(hand.q, 0, state["rule_count"])
-            state["rule_set"] = {"id": f"new {state['rule_count']}", "token": token, "u": u}
+            state["rule_set"] = {"id": f"new {state['rule_count']}", "case": chosen.id, "token": token, "u": u}
         if st.button("Back to the run's numbers", icon=":material/undo:", key="rule_back"):
             state["rule_count"] = state.get("rule_count", 0) + 1
             case = chosen.case
-            state["rule_set"] = {"id": f"back {state['rule_count']}", "token": case.drafted or 0,
+            state["rule_set"] = {"id": f"back {state['rule_count']}", "case": chosen.id, "token": case.drafted or 0,
                                  "u": 0.5 if case.u is None else case.u, "p": case.p, "q": case.q}
 
 
