@@ -19,29 +19,9 @@ from specviz.errors import SettingsError
 from specviz.hardware.machine import Timer, clock
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
+from specviz.row import Row
 from specviz.sampling import Judgement, draw, judge, uniform, warp
 from specviz.trace import MAX_ROWS, Baseline, Cost, Round, Settings, Verdict
-
-
-@dataclass
-class Row:
-    """One text being decoded. cached = prompt + emitted tokens without the last one, the anchor."""
-
-    id: int
-    seed: int
-    prompt: tuple[int, ...]
-    limit: int
-    """How many tokens it may emit."""
-    emitted: list[int] = field(default_factory=list)
-    rounds: int = 0
-
-    @property
-    def anchor(self) -> int:
-        return self.emitted[-1] if self.emitted else self.prompt[-1]
-
-    @property
-    def remaining(self) -> int:
-        return self.limit - len(self.emitted)
 
 
 @dataclass
@@ -127,6 +107,12 @@ def decode(
         index += 1
 
 
+def drafts_wished(drafter: Drafter | None, row: Row, wish: int) -> int:
+    """How many drafts a row asks for: what was wished, as far as the drafter goes, and no more than could still be
+    emitted beside the bonus token."""
+    return max(0, min(wish, drafter.max_k, row.remaining - 1)) if drafter else 0
+
+
 def start_drafter(
     target: CausalModel, drafter: Drafter | None, row: Row, context: torch.Tensor | None, capacity: int
 ) -> None:
@@ -171,12 +157,11 @@ def play_round(
     """
     taps = drafter.taps if drafter else ()
     timer.reset()
-    # 2. Propose: K drafts per row, but no more than could still be emitted beside the bonus token.
+    # 2. Propose: K drafts per row.
     with timer.section("draft"):
         requests = []
         for row, wish in zip(active, ks):
-            k = min(wish, drafter.max_k, row.remaining - 1) if drafter else 0
-            if k > 0:
+            if (k := drafts_wished(drafter, row, wish)) > 0:
                 us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
                 requests.append(Request(row.id, row.anchor, k, us))
         proposal = drafter.propose(requests) if requests else None

@@ -19,7 +19,8 @@ import heapq
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from specviz.errors import SettingsError
 
@@ -48,8 +49,8 @@ class StepCosts:
             raise SettingsError("A step table needs rising token counts, from 1 on, with a time above 0 for each.")
         object.__setattr__(self, "_smooth", tuple(_never_falling(self.seconds)))
 
-    def __call__(self, tokens: int) -> float:
-        """Seconds of a pass over so many tokens; no tokens cost nothing."""
+    def __call__(self, tokens: int, rows: int = 1) -> float:
+        """Seconds of a pass over so many tokens, however many rows they belong to; no tokens cost nothing."""
         if tokens <= 0:
             return 0.0
         xs, ys = self.tokens, self._smooth
@@ -76,17 +77,21 @@ def _never_falling(values: Sequence[float]) -> list[float]:
     return [mean for mean, count in blocks for _ in range(count)]
 
 
+PassSeconds = Callable[[int, int], float]
+"""Seconds of one pass over (tokens, rows)."""
+
+
 @dataclass(frozen=True)
 class RoundCosts:
     """What a round of speculative decoding costs, from the step tables of target and drafter."""
 
-    target: StepCosts
-    draft: StepCosts | None = None
-    """Of one pass of the drafter by its tokens; None: drafting is a lookup."""
+    target: PassSeconds
+    draft: PassSeconds | None = None
+    """Of one pass of the drafter; None: drafting is a lookup."""
     serial: bool = True
     """True: a draft of K tokens takes K passes. False: one pass over all slots of all requests."""
     fixed: float = 0.0
-    """Seconds per round beside both: judging and bookkeeping."""
+    """Seconds per round beside both: bookkeeping."""
     draft_fixed: float = 0.0
     """Seconds that drafting takes whenever anything is drafted, such as a lookup's."""
 
@@ -98,25 +103,36 @@ class RoundCosts:
         if self.draft is None:
             return self.draft_fixed
         if not self.serial:
-            return self.draft_fixed + self.draft(sum(lengths))
-        return self.draft_fixed + sum(self.draft(sum(n > j for n in lengths)) for j in range(longest))
+            return self.draft_fixed + self.draft(sum(lengths), sum(n > 0 for n in lengths))
+        at = [sum(n > slot for n in lengths) for slot in range(longest)]
+        return self.draft_fixed + sum(self.draft(n, n) for n in at)
 
-    def round(self, lengths: Sequence[int], drafted: Sequence[int] | None = None) -> float:
-        """Seconds of a round that verifies `lengths` drafts, of `drafted` (by default as many)."""
-        tokens = sum(lengths) + len(lengths)
-        return self.drafting(lengths if drafted is None else drafted) + self.target(tokens) + self.fixed
+    def one_more(self, slot: int, count: int, before: int) -> float:
+        """Seconds that drafting grows by when the slot gets its count-th request, `before` drafts being planned."""
+        fixed = 0.0 if before else self.draft_fixed
+        if self.draft is None:
+            return fixed
+        if self.serial:
+            return fixed + self.draft(count, count) - (self.draft(count - 1, count - 1) if count > 1 else 0.0)
+        return fixed + self.draft(before + 1, count) - (self.draft(before, count) if before else 0.0)
 
-    def verifying(self, rows: int, k: int) -> Cost:
-        """Seconds by tokens of a round of `rows` requests for which K tokens each have been drafted already."""
-        spent = self.drafting([k] * rows) + self.fixed
-        return lambda tokens: spent + self.target(tokens)
+    def round(self, lengths: Sequence[int], drafted: Sequence[int] | None = None, prompt_tokens: int = 0) -> float:
+        """Seconds of a round that verifies `lengths` drafts, of `drafted` (by default as many), and reads
+        `prompt_tokens` of other requests' prompts in the same pass."""
+        tokens = sum(lengths) + len(lengths) + prompt_tokens
+        return (self.drafting(lengths if drafted is None else drafted)
+                + self.target(tokens, len(lengths) + (prompt_tokens > 0)) + self.fixed)
+
+    def verifying(self, rows: int, prompt_tokens: int = 0, spent: float = 0.0) -> Cost:
+        """Seconds by verified tokens of a round of `rows` requests, `spent` of them on drafting already."""
+        spent += self.fixed
+        return lambda tokens: spent + self.target(tokens + prompt_tokens, rows)
 
 
 # --------------------------------------------------------------------------------------------- the walk
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One candidate that a scheduler looked at."""
 
     request: int
@@ -129,7 +145,6 @@ class Step:
     """Expected tokens per second if it is admitted."""
     needed: float
     """What its survival had to exceed: theta before * (cost(B + 1) - cost(B)). Admitting pays exactly then."""
-    admitted: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,7 @@ class Schedule:
     """tau: tokens that the round is expected to emit, bonus tokens included."""
     theta: float
     steps: tuple[Step, ...] = ()
+    """All that were looked at, in order; the first sum(lengths) of them are verified."""
     plain: float = 0.0
     """theta of verifying nothing."""
 
@@ -162,22 +178,33 @@ def candidates(survivals: Sequence[Sequence[float]]) -> Iterator[tuple[int, int,
             heapq.heappush(heap, (max(negative, -row[slot + 1]), slot + 1, request))
 
 
+Drafting = Callable[[int, int, int], float]
+"""Extra seconds of drafting when (slot) gets its (count)-th request, (so many) drafts being planned already. Only for
+schedules that are made before anything is drafted."""
+
+
 def prefix_schedule(survivals: Sequence[Sequence[float]], cost: Cost) -> Schedule:
     """Algorithm 1 of DSpark: admit candidates, likeliest first, and stop at the first that does not raise theta.
 
     Lossless for drafts that are drawn by chance, for nothing past the stop is looked at. On a cost with steps it may
     stop too early: see `budget` and `best_schedule`.
     """
-    return _walk(survivals, cost, stop_early=True)
+    return _walk(survivals, cost, True)
 
 
-def best_schedule(survivals: Sequence[Sequence[float]], cost: Cost) -> Schedule:
+def best_schedule(survivals: Sequence[Sequence[float]], cost: Cost, drafting: Drafting | None = None) -> Schedule:
     """The lengths with the greatest theta of all. It looks past a drop, so it is lossless only where survivals do not
-    depend on chance in the present draft: drafts chosen without chance, or survivals estimated from the past."""
-    return _walk(survivals, cost, stop_early=False)
+    depend on chance in the present draft: drafts chosen without chance, or survivals estimated from the past.
+
+    With `drafting` it is the best of those that take the likeliest drafts first: drafting a slot for a first request
+    costs more than for a second, which the order does not know.
+    """
+    return _walk(survivals, cost, False, drafting)
 
 
-def _walk(survivals: Sequence[Sequence[float]], cost: Cost, stop_early: bool) -> Schedule:
+def _walk(
+    survivals: Sequence[Sequence[float]], cost: Cost, stop_early: bool, drafting: Drafting | None = None
+) -> Schedule:
     rows = len(survivals)
     if not rows:
         return Schedule((), 0.0, 0.0)
@@ -185,23 +212,29 @@ def _walk(survivals: Sequence[Sequence[float]], cost: Cost, stop_early: bool) ->
     tokens, tau, last = rows, float(rows), plain
     best, best_tau, kept = plain, tau, 0
     steps: list[Step] = []
+    at_slot: list[int] = []
+    seconds = cost(rows)
+    drafted = 0.0
     for request, slot, survival in candidates(survivals):
-        needed = last * (cost(tokens + 1) - cost(tokens))
-        tokens, tau = tokens + 1, tau + survival
-        last = tau / cost(tokens)
+        if drafting is not None:
+            at_slot += [0] * (slot + 1 - len(at_slot))
+            at_slot[slot] += 1
+            drafted += drafting(slot, at_slot[slot], len(steps))
+        tokens, tau, before = tokens + 1, tau + survival, seconds
+        seconds = cost(tokens) + drafted
+        needed, last = last * (seconds - before), tau / seconds
         steps.append(Step(request, slot, survival, tokens, last, needed))
         if last > best:
             best, best_tau, kept = last, tau, len(steps)
         elif stop_early:
             break
-    marked = tuple(replace(step, admitted=i < kept) for i, step in enumerate(steps))
-    return Schedule(_lengths(rows, marked), best_tau, best, marked, plain)
+    return Schedule(_lengths(rows, steps[:kept]), best_tau, best, tuple(steps), plain)
 
 
 def _lengths(rows: int, steps: Sequence[Step]) -> tuple[int, ...]:
     lengths = [0] * rows
     for step in steps:
-        lengths[step.request] += step.admitted
+        lengths[step.request] += 1
     return tuple(lengths)
 
 
@@ -225,7 +258,7 @@ def take(survivals: Sequence[Sequence[float]], most: int, cost: Cost) -> Schedul
             needed = last * (cost(tokens + 1) - cost(tokens))
             tokens, tau = tokens + 1, tau + survival
             last = tau / cost(tokens)
-            steps.append(Step(request, slot, survival, tokens, last, needed, True))
+            steps.append(Step(request, slot, survival, tokens, last, needed))
             if len(steps) == most:
                 break
     return Schedule(_lengths(rows, steps), tau, last, tuple(steps), plain)
@@ -277,7 +310,7 @@ class SurvivalEstimate:
         """prior: the rate before anything is known. fade: what a verdict still counts after the next one.
         own_weight: how many verdicts of a request weigh as much as the pool."""
         self.slots, self.prior, self.fade, self.own_weight = slots, prior, fade, own_weight
-        self._pool = [[2 * prior, 2.0] for _ in range(slots)]
+        self._pool = [[0.0, 0.0] for _ in range(slots)]
         """Per slot: survived, judged."""
         self._own: dict[int, list[float]] = {}
         """Per request: survived and judged, over all slots."""
@@ -297,7 +330,9 @@ class SurvivalEstimate:
 
     def conditional(self, request: int | None = None) -> list[float]:
         """P(slot survives | all before did), per slot; of a request, or of the pool."""
-        pool = [hits / seen for hits, seen in self._pool]
+        pool: list[float] = []
+        for hits, seen in self._pool:  # a slot of which little is known is taken to be like the one before it
+            pool.append((hits + 2 * (pool[-1] if pool else self.prior)) / (seen + 2))
         hits, seen = self._own.get(request, (0.0, 0.0))
         return [(self.own_weight * rate + hits) / (self.own_weight + seen) for rate in pool]
 

@@ -1,0 +1,179 @@
+"""Policies of a server: how many drafts each request gets in the next round. State around the functions of scheduling.
+
+A policy is asked twice a round: `wishes` before anything is drafted, `cut` when the drafts are there. What it decides
+before may use anything of the past. What it decides after must not depend on the very drafts it decides about, or the
+text would no longer follow the target; which function of scheduling keeps that is said where it is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from specviz.errors import SettingsError
+from specviz.scheduling import (
+    RoundCosts,
+    Schedule,
+    SurvivalEstimate,
+    best_schedule,
+    survivals,
+    take,
+    uniform_goodput,
+)
+from specviz.trace import Verdict
+
+PROBE_EVERY = 16
+"""Rounds without a draft after which one is tried again: what never drafts never learns that drafting pays."""
+
+
+class Policy(Protocol):
+    """What a server asks."""
+
+    name: str
+    last: Schedule | None
+    """The latest schedule, for the one-step view; None if the policy makes none."""
+
+    def wishes(self, requests: Sequence[int], prompt_tokens: int) -> list[int]:
+        """Drafts to propose for each request, `prompt_tokens` of others being read in the same pass."""
+
+    def cut(self, requests: Sequence[int], proposed: Sequence[int],
+            confidence: Sequence[Sequence[float]] | None) -> list[int]:
+        """Of the `proposed` drafts of each of these requests, how many to verify."""
+
+    def observe(self, verdict: Verdict) -> None:
+        """What came of a request's round."""
+
+
+class Fixed:
+    """The same K whatever happens; 0 is no speculation."""
+
+    last = None
+
+    def __init__(self, k: int):
+        self.k = k
+        self.name = f"fixed K = {k}" if k else "none"
+
+    def wishes(self, requests, prompt_tokens=0):
+        return [self.k] * len(requests)
+
+    def cut(self, requests, proposed, confidence):
+        return list(proposed)
+
+    def observe(self, verdict):
+        pass
+
+
+class _Learning:
+    """Keeps the survival estimate, and tries a draft now and then where it has not drafted for long."""
+
+    def __init__(self, costs: RoundCosts, max_k: int):
+        self.costs, self.max_k = costs, max_k
+        self.estimate = SurvivalEstimate(max_k)
+        self.last: Schedule | None = None
+        self._idle = 0
+
+    def observe(self, verdict: Verdict) -> None:
+        self.estimate.observe(verdict.row, verdict.verified, verdict.accepted)
+        if verdict.finished:
+            self.estimate.forget(verdict.row)
+
+    def cut(self, requests, proposed, confidence):
+        return list(proposed)
+
+    def _probed(self, lengths: list[int]) -> list[int]:
+        self._idle = 0 if any(lengths) else self._idle + 1
+        if lengths and self._idle >= PROBE_EVERY:
+            self._idle = 0
+            return [1, *lengths[1:]]
+        return lengths
+
+
+class Uniform(_Learning):
+    """vLLM's dynamic rule: one K for all requests, the one with the most goodput at this batch."""
+
+    name = "uniform goodput"
+
+    def __init__(self, costs: RoundCosts, max_k: int):
+        super().__init__(costs, max_k)
+        self._k: int | None = None
+
+    def wishes(self, requests, prompt_tokens=0):
+        rows = len(requests)
+        if not rows:
+            return []
+        self._k = uniform_goodput(self.estimate.of(), rows,
+                                  lambda k: self.costs.round([k] * rows, prompt_tokens=prompt_tokens), self._k)
+        return self._probed([self._k] * rows)
+
+
+class Prefix(_Learning):
+    """The prefix scheduler of DSpark: lengths by request, from survival and cost.
+
+    Without confidences from the drafter, survival is estimated from past verdicts, so the lengths are decided before
+    anything is drafted and nothing is drafted in vain. With confidences a whole block is drafted and then cut: by the
+    whole maximum if drafts are chosen without chance, and otherwise by the likeliest drafts within a budget from the
+    confidences of the round before (the early stop of the paper's algorithm 1 would stick wherever the cost has steps).
+    """
+
+    name = "prefix scheduler"
+
+    def __init__(self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True):
+        """confident: the drafter says how likely each draft is to survive. deterministic: it draws nothing."""
+        super().__init__(costs, max_k)
+        self.confident, self.deterministic = confident, deterministic
+        self._older: dict[int, list[float]] = {}
+        """Survivals of each request's last draft."""
+        self._budget = 0
+        self._rows = self._prompt_tokens = 0
+
+    def wishes(self, requests, prompt_tokens=0):
+        rows = len(requests)
+        self._rows, self._prompt_tokens = rows, prompt_tokens
+        if not rows:
+            return []
+        cost = self.costs.verifying(rows, prompt_tokens)
+        if not self.confident:
+            self.last = best_schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
+            return self._probed(list(self.last.lengths))
+        older = [self._older.get(r) or self.estimate.of(r) for r in requests]
+        block = self.costs.verifying(rows, prompt_tokens, self.costs.drafting([self.max_k] * rows))
+        schedule = best_schedule(older, block)
+        self._budget = sum(schedule.lengths)
+        # drafting itself must pay: a plain round needs none of it
+        worth = schedule.theta > rows / cost(rows)
+        return self._probed([self.max_k if worth else 0] * rows)
+
+    def cut(self, requests, proposed, confidence):
+        if not self.confident or confidence is None:
+            return list(proposed)
+        now = [survivals(c) for c in confidence]
+        self._older.update(zip(requests, now))
+        cost = self.costs.verifying(self._rows, self._prompt_tokens,
+                                    self.costs.drafting([self.max_k] * len(requests)))
+        if self.deterministic:
+            self.last = best_schedule(now, cost)
+        else:
+            self.last = take(now, max(1, self._budget), cost)
+        return list(self.last.lengths)
+
+    def observe(self, verdict: Verdict) -> None:
+        super().observe(verdict)
+        if verdict.finished:
+            self._older.pop(verdict.row, None)
+
+
+NAMES = ("none", "fixed", "uniform", "prefix")
+
+
+def make(name: str, costs: RoundCosts, k: int, max_k: int, confident: bool = False,
+         deterministic: bool = True) -> Policy:
+    """The policy of a name: none, fixed (with K = k), uniform or prefix. Raises SettingsError."""
+    if name == "none":
+        return Fixed(0)
+    if name == "fixed":
+        return Fixed(k)
+    if name == "uniform":
+        return Uniform(costs, max_k)
+    if name == "prefix":
+        return Prefix(costs, max_k, confident, deterministic)
+    raise SettingsError(f"There is no policy {name[:40]!r}: choose one of {', '.join(NAMES)}.")
