@@ -339,7 +339,7 @@ def texts_for(pair: str) -> tuple[tuple[str, ...], str, bool]:
 
 
 def check(
-    pair: str, drafter: str, k: int, temperature: float = 1.0, samples: int = 1000, *, prompts: int | None = None,
+    pair: str, drafter: str, k: int, temperature: float = 1.0, samples: int = 400, *, prompts: int | None = None,
     device: str = "auto", precision: str = "auto", store: ModelStore = STORE,
     tell: PROGRESS = lambda *_: None, stop: Callable[[], bool] = lambda: False,
 ) -> Finding:

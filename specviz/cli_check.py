@@ -32,7 +32,7 @@ def add_parsers(subparsers) -> None:
                         help=f"draft tokens per round, 1 to {MAX_K} (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=1.0, metavar="X",
                         help="of the sampled texts; 0 checks greedy decoding only (default: 1)")
-    parser.add_argument("--samples", type=int, default=1000, metavar="N",
+    parser.add_argument("--samples", type=int, default=400, metavar="N",
                         help="sampled texts each way; 0 checks greedy decoding only (default: %(default)s)")
     parser.add_argument("--prompts", type=int, default=20, metavar="N",
                         help="greedy prompts, 1 to 20 (default: %(default)s)")

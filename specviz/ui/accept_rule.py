@@ -70,7 +70,9 @@ def _runs() -> dict[str, Trace | None]:
         found[f"recorded: {trace.pair}, {trace.drafter}, temperature {trace.settings.temperature:g}"] = trace
     if own is not None:
         found[f"your run: {own.pair}, {own.drafter}, temperature {own.settings.temperature:g}"] = own
-    return {name: t for name, t in found.items() if cases.drafted_positions(t)} | {PAPER: None}
+    drafted = {n: t for n, t in found.items()
+               if any(cases.drafted_positions(t, row) for row in range(len(t.prompts)))}
+    return drafted | {PAPER: None}
 
 
 def _own_settings(trace: Trace) -> None:
@@ -92,10 +94,18 @@ def choose() -> Chosen:
         return Chosen(case, "paper", note, None)
     if st.session_state.get("rule_shown") != (name, trace.recorded_at):
         st.session_state["rule_shown"] = (name, trace.recorded_at)
-        st.session_state.pop("rule_position", None)
+        for key in ("rule_position", "rule_row"):
+            st.session_state.pop(key, None)
         _own_settings(trace)
-    positions = cases.drafted_positions(trace)
     with right:
+        row = 0
+        if len(trace.prompts) > 1:
+            row = st.selectbox("Row of the batch", range(len(trace.prompts)), key="rule_row",
+                               format_func=lambda i: str(i + 1))
+        positions = cases.drafted_positions(trace, row)
+        if not positions:
+            st.info("Nothing was drafted in this row: choose another.")
+            st.stop()
         at = st.selectbox("Round and draft", range(len(positions)), key="rule_position",
                           format_func=lambda i: _title(trace, *positions[i]))
     one, two, three = st.columns(3)
@@ -108,7 +118,7 @@ def choose() -> Chosen:
         top_p = st.slider("Top-p", 0.05, 1.0, step=0.05, key="rule_top_p",
                           help="Keep the smallest set of tokens with this much probability. 1 is off.")
     case = cases.case_of(trace, positions[at][2], temperature, top_k, top_p)
-    id = f"{name}|{trace.recorded_at}|{at}|{temperature}|{top_k}|{top_p}"
+    id = f"{name}|{trace.recorded_at}|{row}|{at}|{temperature}|{top_k}|{top_p}"
     return Chosen(case, id, _note(case, trace), trace)
 
 
@@ -130,7 +140,10 @@ def _note(case: Case, trace: Trace) -> str:
 
 
 def show(chosen: Chosen) -> None:
-    """Rule, buttons, bars and trials. Reruns by itself while trials are being drawn."""
+    """Rule, buttons, bars and trials. Reruns by itself while trials are drawn. A link may name a rule: ?rule=..."""
+    linked = st.query_params.get("rule")
+    if "rule_name" not in st.session_state and linked in {r.name for r in rules.RULES}:
+        st.session_state["rule_name"] = linked
     name = st.selectbox(
         "Rule for the trials", [r.name for r in rules.RULES], key="rule_name",
         format_func=lambda n: f"{rules.rule(n).title} ({'lossless' if rules.rule(n).lossless else 'NOT lossless'})",

@@ -59,8 +59,8 @@ def _id(trace: Trace) -> tuple:
 def _help(trace: Trace) -> str:
     if trace.settings.temperature > 0:
         return ("This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
-                "of them without drafts, and a chi-square test on their first tokens.")
-    return "This run was greedy: the same prompt is decoded without drafts and compared token by token."
+                "of them without drafts, and a chi-square test on their first tokens. All on this machine.")
+    return "This run was greedy: on this machine its prompt is decoded without drafts and compared token by token."
 
 
 def _tick(job: Job, was_alive: bool) -> None:

@@ -1,11 +1,13 @@
 """The accept rule in a real browser: bars and u moved by pointer and by keyboard, trials, phone, dark."""
 
 import re
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")

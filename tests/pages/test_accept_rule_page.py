@@ -1,14 +1,19 @@
 """The Accept rule page through Streamlit's own test runner: recorded runs, every rule, warping anew, proof."""
 
 import time
+from pathlib import Path
 
 import pytest
 import streamlit as st
-from conftest import ROOT
 from streamlit.testing.v1 import AppTest
 
 from specviz import cases, rules
+from specviz.orders import Order
+from specviz.runs import Run
+from specviz.trace import Settings
 from specviz.ui import accept_rule, conventions, preparing, recorded
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -100,6 +105,31 @@ def test_moved_bars_count_and_clear_what_was_drawn_before(page):
     assert app.session_state["rule_tally"] is None and app.session_state["rule_what"][1] == p
     counts = drawn(app).session_state["rule_tally"].counts
     assert [c / accept_rule.TRIALS for c in counts] == pytest.approx(p, abs=0.02)
+
+
+def test_a_batch_has_its_rows_to_choose_from(page):
+    """A position of another row than the first, of a run opened from a file."""
+    run = Run(Order("toy", "autoregressive", "the cat the the dog", Settings(k=2, temperature=1.0, max_new_tokens=6),
+                    raw=True, rows=2)).execute()
+    page.session_state["opened"] = run.trace
+    page.run()
+    name = next(n for n in page.selectbox(key="rule_run").options if n.startswith("your run"))
+    page.selectbox(key="rule_run").select(name).run()
+    before = page.selectbox(key="rule_position").options
+    app = page.selectbox(key="rule_row").select(1).run()
+    assert not app.exception and not app.error
+    assert len(app.selectbox(key="rule_position").options) == len(cases.drafted_positions(run.trace, 1))
+    assert app.selectbox(key="rule_position").options != before
+
+
+def test_a_link_opens_a_rule(empty_home, monkeypatch):
+    """And a rule that does not exist is passed over."""
+    monkeypatch.setattr(preparing, "show", lambda: None)
+    for asked, shown in (("look-ahead", "look-ahead"), ("nonsense", "right")):
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120).run()
+        app.query_params["rule"] = asked
+        app.switch_page("pages/accept_rule.py").run()
+        assert not app.exception and app.selectbox(key="rule_name").value == shown
 
 
 def test_all_rules_can_be_compared_side_by_side(page):
