@@ -22,7 +22,8 @@ def add_parsers(subparsers) -> None:
     parser.add_argument("--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT "
                                                                       "(default: %(default)s)")
     parser.add_argument("--drafters", default="all", metavar="D,D", help="names, or all (default: all)")
-    parser.add_argument("--k", default="1..8", type=numbers, metavar="RANGE", help="K to pick from (default: %(default)s)")
+    parser.add_argument("--k", default="1..8", type=numbers, metavar="RANGE",
+                        help="K to pick from (default: %(default)s)")
     parser.add_argument("--peers", action="store_true", help="measure transformers on the same weights too")
     parser.add_argument("--quick", action="store_true", help="3 prompts of 48 tokens: a few minutes")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")

@@ -1,9 +1,10 @@
 """The Llama decoder written out with few operators: the same weights and arithmetic, a third of the dispatch.
 
 A stock module spends 20 to 30 ms a step on two cores in some 7,000 Python and operator calls. Here q, k and v
-are one product, gate and up are one, the residual is added inside the product that makes it, and the rotary
-tables are read once per pass. Serves LlamaForCausalLM without biases and with plain rotary embedding (the
-embedded target, SmolLM2 and Llama 2 and 3 without scaled rotary); any other module runs as it is.
+are one product, gate and up are one, and the rotary tables are read once per pass; each product is done by the
+kernel that is fastest for its number of rows (specviz/models/kernels.py). Serves LlamaForCausalLM without biases
+and with plain rotary embedding (the embedded target, SmolLM2 and Llama without scaled rotary); any other module
+runs as it is.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from specviz.models.kernels import Linear, can_pack, measure
+from specviz.models.needs import free_memory_bytes
+
+_SMALL_BYTES = 16 * 2**20
+"""A smaller model fits the processor's cache: nothing to gain from another order of its weights."""
+_STREAMED_BYTES = 96 * 2**20
+"""How much weight is timed at a time: more than a processor's cache holds."""
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [N, heads, d], key [N, kv_heads, d], value [N, kv_heads, d]) -> [N, heads, d]"""
 
 
 @dataclass(frozen=True)
 class Block:
-    """One decoder layer's weights; each matrix [out, in]."""
+    """One decoder layer's weights."""
 
     norm_1: torch.Tensor
-    qkv: torch.Tensor
-    out: torch.Tensor
+    qkv: Linear
+    out: Linear
     norm_2: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class LeanLlama:
@@ -36,12 +44,14 @@ class LeanLlama:
     def __init__(self, module: torch.nn.Module):
         config, base = module.config, module.model
         self.embedding = module.get_input_embeddings().weight
-        self.head = module.get_output_embeddings().weight
         self.norm = base.norm.weight
         self.eps: float = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim: int = base.layers[0].self_attn.head_dim
-        self.blocks = [_merge(layer) for layer in base.layers]
+        # Products are timed on the down projections, some layers together being larger than any cache.
+        kernels = _kernels(module)
+        self.head = Linear(module.get_output_embeddings().weight, kernels)
+        self.blocks = [_merge(layer, kernels) for layer in base.layers]
         self._rotary = base.rotary_emb
         self._tables = (torch.empty(0), torch.empty(0))
 
@@ -57,21 +67,21 @@ class LeanLlama:
         split = (self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim)
         for layer, block in enumerate(self.blocks):
             normed = functional.rms_norm(hidden, (hidden.shape[-1],), block.norm_1, self.eps)
-            query, key, value = functional.linear(normed, block.qkv).split(split, dim=-1)
+            query, key, value = block.qkv(normed).split(split, dim=-1)
             query = _rotate(query.unflatten(-1, (self.heads, self.dim)), cos, sin)
             key = _rotate(key.unflatten(-1, (self.kv_heads, self.dim)), cos, sin)
             mixed = attend(layer, query, key, value.unflatten(-1, (self.kv_heads, self.dim)))
-            hidden = torch.addmm(hidden, mixed.flatten(-2), block.out.t())
+            hidden = hidden + block.out(mixed.flatten(-2))
             normed = functional.rms_norm(hidden, (hidden.shape[-1],), block.norm_2, self.eps)
-            gate, up = functional.linear(normed, block.gate_up).chunk(2, dim=-1)
-            hidden = torch.addmm(hidden, functional.silu(gate).mul_(up), block.down.t())
+            gate, up = block.gate_up(normed).chunk(2, dim=-1)
+            hidden = hidden + block.down(functional.silu(gate).mul_(up))
             if layer in taps:
                 tapped[layer] = hidden
         if keep is not None and len(keep) == 0:
             return None, tapped
         kept = hidden if keep is None else hidden[keep]
         kept = functional.rms_norm(kept, (kept.shape[-1],), self.norm, self.eps)
-        return functional.linear(kept, self.head), tapped
+        return self.head(kept), tapped
 
     def _rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin [N, 1, d] of the positions, from tables that grow by doubling."""
@@ -102,12 +112,24 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def _merge(layer: torch.nn.Module) -> Block:
+def _kernels(module: torch.nn.Module) -> tuple[bool, ...]:
+    """Which product to use for how many rows; () for the stock one, also where copies would take too much memory."""
+    weights = [layer.mlp.down_proj.weight for layer in module.model.layers]
+    size = sum(p.nbytes for p in module.parameters())
+    if size < _SMALL_BYTES or not can_pack(weights[0]) or 2 * size > free_memory_bytes(weights[0].device.type):
+        return ()
+    return measure(weights[: -(-_STREAMED_BYTES // weights[0].nbytes)])
+
+
+def _merge(layer: torch.nn.Module, kernels: tuple[bool, ...]) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     return Block(
-        layer.input_layernorm.weight, _merged([attention.q_proj, attention.k_proj, attention.v_proj]),
-        attention.o_proj.weight, layer.post_attention_layernorm.weight, _merged([mlp.gate_proj, mlp.up_proj]),
-        mlp.down_proj.weight,
+        layer.input_layernorm.weight,
+        Linear(_merged([attention.q_proj, attention.k_proj, attention.v_proj]), kernels),
+        Linear(attention.o_proj.weight, kernels),
+        layer.post_attention_layernorm.weight,
+        Linear(_merged([mlp.gate_proj, mlp.up_proj]), kernels),
+        Linear(mlp.down_proj.weight, kernels),
     )
 
 

@@ -1,0 +1,41 @@
+"""The reordered product is the stock product, and the choice between them follows what was measured."""
+
+import pytest
+import torch
+
+from specviz.models import kernels
+from specviz.models.kernels import SIZES, Linear, can_pack, measure
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("rows", [1, 2, 6, 17, 130])
+def test_a_reordered_weight_gives_the_same_product(dtype, tolerance, rows):
+    weight = torch.randn(48, 32, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    if not can_pack(weight):
+        assert measure([weight]) == ()
+        return
+    x = torch.randn(rows, 32, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    packed = Linear(weight, (True,) * len(SIZES))
+    torch.testing.assert_close(packed(x), Linear(weight)(x), atol=tolerance * 10, rtol=tolerance)
+
+
+def test_each_number_of_rows_goes_by_the_next_size_measured(monkeypatch):
+    """Stock up to 2 rows, reordered from 3 to 8, stock above, as a table says: counted by which product is called."""
+    weight = torch.randn(8, 8)
+    if not can_pack(weight):
+        pytest.skip("no reordered product on this processor")
+    layer = Linear(weight, [size in (4, 8) for size in SIZES])
+    stock = []
+    monkeypatch.setattr(kernels.functional, "linear", lambda x, w: stock.append(len(x)) or x @ w.t())
+    for rows in (1, 2, 3, 8, 9, 128, 500):
+        layer(torch.randn(rows, 8))
+    assert stock == [1, 2, 9, 128, 500]
+
+
+def test_nothing_is_copied_where_the_table_is_empty():
+    assert Linear(torch.randn(4, 4))._packed is None
+
+
+def test_measuring_answers_for_every_size():
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    assert len(measure(weights)) == (len(SIZES) if can_pack(weights[0]) else 0)
