@@ -28,6 +28,18 @@ def add_parsers(subparsers) -> None:
     parser.add_argument("--repeats", default=5, type=int, help="timed repetitions of each pass (default 5)")
     parser.set_defaults(handler=roofline_command)
 
+    parser = subparsers.add_parser(
+        "bottleneck", help="modelled against measured time by width, the batch that is 12 % busy, what watching costs")
+    _common(parser)
+    parser.add_argument("--pair", default="smollm2-135m", help="a name from `pairs`; its target is timed")
+    parser.add_argument("--shape", help="instead of a pair: a built-in shape or a Hub id, timed with random weights")
+    parser.add_argument("--widths", default="1..32", type=numbers, help="positions of a pass (default 1..32)")
+    parser.add_argument("--context", default=128, type=int, help="tokens in each row's cache (default 128)")
+    parser.add_argument("--repeats", default=3, type=int, help="timed repetitions of each pass (default 3)")
+    parser.add_argument("--largest", default=64, type=int, help="largest batch tried for the 12 %% (default 64)")
+    parser.add_argument("--watch", default=10.0, type=float, help="seconds spent on the monitor's cost (default 10)")
+    parser.set_defaults(handler=bottleneck_command)
+
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
@@ -53,12 +65,13 @@ def numbers(text: str) -> list[int]:
 def ceilings_command(arguments: argparse.Namespace) -> int:
     """Measure and print the roofs."""
     from specviz.hardware import machine, steps
-    from specviz.hardware.ceilings import steady_warning
+    from specviz.hardware.ceilings import other_load, steady_warning
 
     device, precision = _where(arguments)
     roofs = _roofs(device, precision, arguments.cached, arguments.quick)
     if arguments.json:
-        print(json.dumps(steps.ceilings_json(roofs) | {"name": machine.device_name(device)}, allow_nan=False))
+        more = {"name": machine.device_name(device), "others": other_load(roofs)}
+        print(json.dumps(steps.ceilings_json(roofs) | more, allow_nan=False))
         return 0
     print(f"{machine.device_name(device)} ({device}, {precision}), measured {roofs.measured_at}")
     print(f"  streaming read   {_with_spread(roofs.bandwidth, roofs.bandwidth_spread, 'B/s')}")
@@ -102,6 +115,71 @@ def roofline_command(arguments: argparse.Namespace) -> int:
               f"{p['bound']:8} {format.percent(p['busy_fraction']):>7} {format.percent(p['stream_fraction']):>7} "
               f"{format.percent(p['overhead_fraction']):>7}{'  above its roof!' if p['flagged'] else ''}")
     return 0
+
+
+def bottleneck_command(arguments: argparse.Namespace) -> int:
+    """Time and print what the Bottleneck page shows, for one model on this device."""
+    from specviz.hardware import ceilings, machine, overhead, steps
+
+    if not (1 <= arguments.repeats <= 100 and 1 <= arguments.largest <= steps.LARGEST_BATCH
+            and 0 < arguments.watch <= 600):
+        raise SettingsError(f"Repetitions go from 1 to 100, batches to {steps.LARGEST_BATCH}, watching to 600 s.")
+    device, precision = _where(arguments)
+    told = _progress(arguments)
+    roofs = _roofs(device, precision, take_cached=True, quick=False)
+    model, name = _model(arguments, device, precision, told)
+    widths = steps.by_width(model, arguments.widths, arguments.context, arguments.repeats, progress=told)
+    busy = steps.find_busy(model, roofs, context=arguments.context, repeats=arguments.repeats,
+                           largest=arguments.largest, progress=told)
+    cost = overhead.measure(model, arguments.watch, arguments.context, progress=told)
+    rows = [steps.width_json(w, roofs) for w in widths]
+    pair = {"reached": busy.reached, "plain": steps.as_json(busy.plain, roofs),
+            "verify": steps.as_json(busy.verify, roofs)}
+    watching = {"share": cost.share, "samples": cost.samples, "watched_seconds": cost.watched_seconds,
+                "sampling_seconds": cost.sampling_seconds, "step_watched": cost.step_watched,
+                "step_alone": cost.step_alone}
+    if arguments.json:
+        print(json.dumps({"model": name, "device": device, "name": machine.device_name(device), "dtype": precision,
+                          "ceilings": steps.ceilings_json(roofs), "widths": rows, "twelve_per_cent": pair,
+                          "monitor": watching}, allow_nan=False))
+        return 0
+    print(f"{name} on {machine.device_name(device)} ({precision}): memory {format.si(roofs.bandwidth, 'B/s')}, compute "
+          f"{format.si(roofs.flops, 'FLOP/s')}, ridge {format.number(roofs.ridge)} FLOP/byte")
+    if warning := ceilings.steady_warning(roofs):
+        print(f"  {warning}")
+    print(f"\nTime of a pass by its positions, context {arguments.context}: measured, and modelled as roofs + dispatch")
+    print(f"{'n':>3} {'measured':>9} {'roofs':>9} {'dispatch':>9} {'kernels':>9} {'rest':>9} {'error':>7}")
+    for width, row in zip(widths, rows):
+        parts = steps.explain(width, roofs)
+        print(f"{row['positions']:>3} {1e3 * row['seconds']:>6.1f} ms {1e3 * row['roofs']:>6.1f} ms "
+              f"{1e3 * row['dispatch']:>6.1f} ms {1e3 * row['kernels']:>6.1f} ms {1e3 * row['rest']:>6.1f} ms "
+              f"{100 * row['error']:>+5.0f} %  {parts.culprit or ''}")
+    for label, step in (("plain step", busy.plain), ("verify of 5", busy.verify)):
+        p = step.point(roofs)
+        print(f"{label}, {step.batch} rows: {format.seconds(step.seconds)}, compute busy "
+              f"{format.percent(p.busy_fraction)}, memory streaming {format.percent(p.stream_fraction)}")
+    if not busy.reached:
+        print("No batch that was tried keeps a plain step 12 % busy: shown is the closest.")
+    print(f"Monitor: {cost.samples} samples in {format.seconds(cost.watched_seconds)} took "
+          f"{format.seconds(cost.sampling_seconds)}, {format.percent(cost.share)} of the run; a plain step took "
+          f"{format.seconds(cost.step_watched)} with it, {format.seconds(cost.step_alone)} without.")
+    return 0
+
+
+def _model(arguments: argparse.Namespace, device: str, precision: str, told):
+    """The model to time, and its name: a pair's target, or a shape filled with noise."""
+    if arguments.shape:
+        from specviz.hardware import shapes
+        from specviz.models import random_weights
+
+        name = arguments.shape
+        config = shapes.CONFIGS.get(name) or shapes.hub_config(name)
+        return random_weights.build(config, device, precision, name, told), f"{name} with random weights"
+    from specviz.models.pairs import find_pair
+    from specviz.runs import STORE
+
+    pair = find_pair(arguments.pair)
+    return STORE.open(pair.target, device, precision).model, pair.name
 
 
 def _where(arguments: argparse.Namespace) -> tuple[str, str]:

@@ -16,6 +16,7 @@ bytes   every layer's weights once per pass, however many tokens share it; of a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -210,10 +211,11 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
     active = shape.active_experts * shape.expert_weights + shape.hidden * shape.experts + _weights(shared)
     windows = shape.windows or (None,) * shape.layers
     kinds = {w: windows.count(w) for w in windows}
-    keys_seen = sum(n * _keys_seen(new, context, window) for window, n in kinds.items()
-                    for new, context in zip(new_tokens, contexts))
-    keys_read = sum(n * (context if window is None else min(context, window - 1)) for window, n in kinds.items()
-                    for new, context in zip(new_tokens, contexts) if new)
+    alike = Counter(zip(new_tokens, contexts))  # rows of equal lengths cost the same: count each kind once
+    keys_seen = sum(n * rows * _keys_seen(new, context, window) for window, n in kinds.items()
+                    for (new, context), rows in alike.items())
+    keys_read = sum(n * rows * (context if window is None else min(context, window - 1)) for window, n in kinds.items()
+                    for (new, context), rows in alike.items() if new)
 
     flops = {
         "attention projections": 2 * tokens * shape.layers * shape.attention_weights,

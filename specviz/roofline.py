@@ -132,6 +132,55 @@ def modelled_seconds(cost: Cost, ceilings: Ceilings, overhead_seconds: float = 0
     return max(cost.flops / ceilings.flops, cost.bytes / ceilings.bandwidth) + overhead_seconds
 
 
+@dataclass(frozen=True)
+class Explained:
+    """The time of a measured pass, in seconds, by what it goes to. The parts add up to the measured time unless the
+    model says more than was measured: then `rest` is below 0."""
+
+    roofs: float
+    """What the slower roof allows: modelled."""
+    dispatch: float
+    """Python and the launch of operators: measured on the same modules with tiny matrices."""
+    kernels: float
+    """What the matrix products, measured alone, take beyond what the roofs allow them."""
+    rest: float
+    """Attention, norms, activations and all else."""
+
+    @property
+    def seconds(self) -> float:
+        """The measured time."""
+        return self.roofs + self.dispatch + self.kernels + self.rest
+
+    @property
+    def error(self) -> float:
+        """How far the model (roofs and dispatch) is off the measured time: -0.25 is a quarter too short."""
+        return (self.roofs + self.dispatch) / self.seconds - 1
+
+    @property
+    def culprit(self) -> str | None:
+        """A sentence where the model is more than 25 % off; None where it is not."""
+        if abs(self.error) <= LARGE_ERROR:
+            return None
+        if self.error > 0:
+            return ("the pass was faster than the model says: the roofs were measured on a busier machine, or dispatch "
+                    "overlaps with arithmetic")
+        if self.kernels >= self.rest:
+            return "the library's matrix products for so few rows do not reach the roofs"
+        return "attention, norms and activations take more than their counted traffic"
+
+
+LARGE_ERROR = 0.25
+
+
+def explained(seconds: float, cost: Cost, ceilings: Ceilings, dispatch: float | None = None,
+              linear_seconds: float | None = None, linear_cost: Cost | None = None) -> Explained:
+    """Take a measured pass apart. What was not measured (None) counts as nothing and so falls to the rest."""
+    roofs = modelled_seconds(cost, ceilings)
+    allowed = modelled_seconds(linear_cost, ceilings) if linear_cost else 0.0
+    kernels = 0.0 if linear_seconds is None else max(0.0, linear_seconds - allowed)
+    return Explained(roofs, dispatch or 0.0, kernels, seconds - roofs - (dispatch or 0.0) - kernels)
+
+
 def step_cost(shape: ModelShape, batch: int, k: int, context: int) -> Cost:
     """The cost of one target pass over `batch` rows of anchor + k drafts each (k = 0: a plain step)."""
     return pass_cost(shape, [k + 1] * batch, [context] * batch, batch * (k + 1))

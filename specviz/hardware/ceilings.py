@@ -4,7 +4,8 @@ Bandwidth is a reduction (the better of sum and maximum) over a buffer far large
 read of weights is exactly that, with nothing to keep. Throughput is a large square matrix product in the
 precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant ones). Both are
 warm and repeated in turn. A repetition is the best of a few calls, because other programs can only slow a call
-down; the result is the median of the repetitions, with the lowest and the highest.
+down; the result is the median of the repetitions, with the lowest and the highest. How much other programs used the
+device meanwhile is kept beside it, so that a screen can say when the roofs are too low.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable
 import torch
 
 from specviz.errors import SettingsError, SpecVizError
-from specviz.hardware import facts
+from specviz.hardware import facts, monitor
 from specviz.hardware.machine import device_name, synchronise
 from specviz.hardware.memory import free_memory_bytes
 from specviz.trace import Ceilings
@@ -38,6 +39,8 @@ _SECONDS = {False: 6.0, True: 2.0}
 _REPEATS = {False: (5, 40), True: (3, 9)}
 """Least and most repetitions, the warm-up counted."""
 _UNSTEADY = 1.25
+_BUSY = 0.15
+"""Share of the device that other programs may use before a sentence says so."""
 
 Progress = Callable[[float, str], None]
 
@@ -59,6 +62,7 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
     halt = stop or (lambda: False)
     began, budget = time.perf_counter(), _SECONDS[quick]
     tell(0.0, "Preparing")
+    others = load_of_others(device)
     # written once, so that every page is really there
     buffer = torch.ones(_room(device, _BUFFER_BYTES[kind]) // dtype.itemsize, dtype=dtype, device=device)
     left, right, work = _product(device, kind, dtype, halt)
@@ -84,6 +88,8 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
                       measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     if not quick or cached(device, precision) is None:
         facts.write("ceilings", _key(device, precision), dataclasses.asdict(result))
+        facts.write("ceilings, conditions", _key(device, precision),
+                    {"measured_at": result.measured_at, "others": others()})
     tell(1.0, "Measured")
     return result
 
@@ -105,13 +111,57 @@ def cached(device: str = "cpu", precision: str = "fp32") -> Ceilings | None:
     return result if sound and fits else None
 
 
+def other_load(ceilings: Ceilings) -> float | None:
+    """The share of the device (0..1) that other programs used while these roofs were measured here; None: not known."""
+    kept = facts.read("ceilings, conditions", _key(ceilings.device, ceilings.precision)) or {}
+    others = kept.get("others")
+    known = kept.get("measured_at") == ceilings.measured_at and isinstance(others, int | float)
+    return float(others) if known and 0 <= others <= 1 else None
+
+
 def steady_warning(ceilings: Ceilings) -> str | None:
-    """A sentence if the repetitions differ so much that other programs must have been at work; else None."""
+    """A sentence if other programs were at work, by their load or by repetitions that differ widely; else None."""
+    parts = []
+    if (others := other_load(ceilings)) is not None and others > _BUSY:
+        parts.append(f"other programs used {100 * others:.0f} % of the device meanwhile")
     wide = max(ceilings.bandwidth_spread[1] / ceilings.bandwidth, ceilings.flops_spread[1] / ceilings.flops)
-    if wide < _UNSTEADY:
+    if wide >= _UNSTEADY:
+        parts.append(f"the best repetition was {wide:.1f} times the median")
+    if not parts:
         return None
-    return (f"The best repetition was {wide:.1f} times the median, so the machine was busy with other work: measure "
-            "again when it is idle.")
+    return f"These roofs are too low: {' and '.join(parts)}. Measure again when the machine is idle."
+
+
+def load_of_others(device: str) -> Callable[[], float | None]:
+    """Start watching; the function that comes back tells the share (0..1) that others used since then.
+
+    On a processor: its busy time less this program's own. On an NVIDIA GPU: its load before the work here began.
+    None where neither can be told.
+    """
+    if torch.device(device).type == "cuda":
+        opened = monitor.source(device)
+        before = opened.read(0.0).compute if isinstance(opened, monitor.NvmlSource) else None
+        opened.close()
+        return lambda: before
+    try:
+        import psutil
+    except ImportError:
+        return lambda: None
+
+    def clocks() -> tuple[float, float]:
+        everybody, mine = psutil.cpu_times(), psutil.Process().cpu_times()
+        busy = sum(everybody[:]) - everybody.idle - getattr(everybody, "iowait", 0.0)
+        busy -= getattr(everybody, "guest", 0.0) + getattr(everybody, "guest_nice", 0.0)  # counted within user already
+        return busy, mine.user + mine.system
+
+    start, begin = time.perf_counter(), clocks()
+
+    def share() -> float:
+        busy, mine = (now - then for now, then in zip(clocks(), begin))
+        whole = (time.perf_counter() - start) * (psutil.cpu_count() or 1)
+        return min(1.0, max(0.0, (busy - mine) / whole))
+
+    return share
 
 
 def _dtype(precision: str) -> torch.dtype:

@@ -162,11 +162,15 @@ def _library(name: str):
 
 
 class Monitor:
-    """Samples a source in a thread from `start` to `stop`; also a context manager. Keeps the last samples only."""
+    """Samples a source in a thread from `start` to `stop`; also a context manager. Keeps the last samples only.
+
+    With `patience` it also stops by itself once nobody has asked for samples for that many seconds.
+    """
 
     def __init__(self, device: str = "cpu", interval: float = INTERVAL_SECONDS, capacity: int = CAPACITY,
-                 make_source: Callable[[str], Source] = source):
-        self._device, self._interval, self._make = device, interval, make_source
+                 make_source: Callable[[str], Source] = source, patience: float | None = None):
+        self._device, self._interval, self._make, self._patience = device, interval, make_source, patience
+        self._asked = time.monotonic()
         self._samples: deque[Sample] = deque(maxlen=capacity)
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -177,6 +181,7 @@ class Monitor:
 
     def start(self) -> Monitor:
         """Begin sampling; does nothing if it runs already."""
+        self._asked = time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._ended.clear()
             self._samples.clear()
@@ -196,6 +201,7 @@ class Monitor:
 
     def samples(self, since: float = -1.0) -> list[Sample]:
         """The samples that were taken later than `since` seconds after the start."""
+        self._asked = time.monotonic()
         return [s for s in tuple(self._samples) if s.seconds > since]
 
     @property
@@ -209,6 +215,8 @@ class Monitor:
                 before = time.thread_time()
                 self._samples.append(opened.read(time.perf_counter() - began))
                 self.spent_seconds += time.thread_time() - before
+                if self._patience is not None and time.monotonic() - self._asked > self._patience:
+                    break
         except Exception as error:  # a device can vanish; the run that is watched must not care
             self.note = f"Watching the load ended early: {error}."
         finally:

@@ -1,40 +1,110 @@
-"""Shapes of well-known models, so that they can be put on any device without their weights.
+"""Shapes of models without their weights: well-known ones, any config.json, any model of the Hugging Face Hub.
 
-Sizes are those of the config.json that each model is published with.
+A shape is all that the cost of a pass depends on, so it can be put on any device, modelled. The well-known ones are
+written as the config.json that each is published with, in the keys that count.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 from specviz.costs import ModelShape
-from specviz.errors import SettingsError
+from specviz.errors import FetchError, SettingsError
+
+MXFP4_BYTES = 4.25 / 8
+"""4 bits and an 8-bit scale per 32 weights."""
+LARGEST_CONFIG = 1_000_000
+"""Bytes of a config.json that are read at most."""
 
 
-def _sixteen_bit(*sizes: int, name: str, **more) -> ModelShape:
-    names = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
-    return ModelShape(name=name, **dict(zip(names, sizes)), **{"weight_bytes": 2.0, "cache_bytes": 2.0,
-                                                               "activation_bytes": 2.0, **more})
+def _dense(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int,
+           tied: bool = False, positions: int = 32768, **more) -> dict:
+    return {"model_type": kind, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn, "vocab_size": vocab,
+            "tie_word_embeddings": tied, "max_position_embeddings": positions, "dtype": "bfloat16", **more}
 
 
-SHAPES: tuple[ModelShape, ...] = (
-    _sixteen_bit(30, 576, 9, 3, 64, 1536, 49152, name="SmolLM2-135M", tied=True),
-    _sixteen_bit(36, 2560, 32, 8, 128, 9728, 151936, name="Qwen3-4B", tied=True),
-    _sixteen_bit(32, 4096, 32, 8, 128, 14336, 32768, name="Mistral-7B-v0.3"),
-    _sixteen_bit(32, 4096, 32, 8, 128, 14336, 128256, name="Llama-3.1-8B"),
-    # experts in MXFP4: 4 bits and an 8-bit scale per 32 weights
-    _sixteen_bit(24, 2880, 64, 8, 64, 0, 201088, name="gpt-oss-20b", windows=(128, None) * 12, experts=32,
-                 active_experts=4, expert_ffn=2880, expert_weight_bytes=4.25 / 8),
-    _sixteen_bit(64, 5120, 64, 8, 128, 25600, 151936, name="Qwen3-32B"),
-    _sixteen_bit(80, 8192, 64, 8, 128, 28672, 128256, name="Llama-3.1-70B"),
-    # published in 8 bit
-    _sixteen_bit(61, 7168, 128, 128, 128, 18432, 129280, name="DeepSeek-V3", weight_bytes=1.0, query_rank=1536,
-                 latent_rank=512, rotary_dim=64, value_dim=128, experts=256, active_experts=8, expert_ffn=2048,
-                 shared_ffn=2048, dense_layers=3),
-)
+CONFIGS: dict[str, dict] = {
+    "SmolLM2-135M": _dense("llama", 30, 576, 9, 3, 64, 1536, 49152, tied=True, positions=8192),
+    "Qwen3-4B": _dense("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, positions=40960),
+    "Mistral-7B-v0.3": _dense("mistral", 32, 4096, 32, 8, 128, 14336, 32768, sliding_window=None),
+    "Llama-3.1-8B": _dense("llama", 32, 4096, 32, 8, 128, 14336, 128256, positions=131072),
+    "gpt-oss-20b": _dense("gpt_oss", 24, 2880, 64, 8, 64, 2880, 201088, positions=131072, sliding_window=128,
+                          layer_types=["sliding_attention", "full_attention"] * 12, num_local_experts=32,
+                          num_experts_per_tok=4, quantization_config={"quant_method": "mxfp4"}),
+    "Qwen3-32B": _dense("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, positions=40960),
+    "Llama-3.1-70B": _dense("llama", 80, 8192, 64, 8, 128, 28672, 128256, positions=131072),
+    "DeepSeek-V3": _dense("deepseek_v3", 61, 7168, 128, 128, 128, 18432, 129280, positions=163840, q_lora_rank=1536,
+                          kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+                          n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1,
+                          first_k_dense_replace=3, quantization_config={"quant_method": "fp8"}),
+}
+"""Well-known models by name, smallest first."""
+
+
+def from_config(config: dict, name: str | None = None) -> ModelShape:
+    """The shape of a config.json, its weights as wide as it says they are published. Raises SpecVizError."""
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    width = {"float32": 4.0}.get(str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")), 2.0)
+    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return shape
+    method, bits = str(quantised.get("quant_method")), quantised.get("bits")
+    if method == "mxfp4":
+        return replace(shape, expert_weight_bytes=MXFP4_BYTES)
+    if method in ("fp8", "compressed-tensors", "fbgemm_fp8"):
+        return replace(shape, weight_bytes=1.0)
+    if isinstance(bits, int) and 1 <= bits <= 8:  # groups of 128 share a 16-bit scale
+        return replace(shape, weight_bytes=bits / 8 + 2 / 128)
+    return shape
+
+
+SHAPES: tuple[ModelShape, ...] = tuple(from_config(config, name) for name, config in CONFIGS.items())
 
 
 def shape(name: str) -> ModelShape:
-    """The shape of this name. Raises SettingsError with the names there are."""
+    """The built-in shape of this name. Raises SettingsError with the names there are."""
     for entry in SHAPES:
         if entry.name.lower() == name.strip().lower():
             return entry
-    raise SettingsError(f"There is no built-in shape {name!r}. There are: {', '.join(s.name for s in SHAPES)}.")
+    raise SettingsError(f"There is no built-in shape {name[:60]!r}. There are: {', '.join(CONFIGS)}.")
+
+
+def parse_config(text: str | bytes) -> dict:
+    """A config.json that was pasted or uploaded. Raises SettingsError for anything that is no model's config."""
+    if len(text) > LARGEST_CONFIG:
+        raise SettingsError("This file is larger than any config.json: give the config, not the weights.")
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError):
+        raise SettingsError("This is no JSON: give the text of a model's config.json, braces included.") from None
+    if not isinstance(config, dict) or not (config.get("model_type") or config.get("text_config")):
+        raise SettingsError("This JSON names no model_type, so it is no model's config.json.")
+    return config
+
+
+def hub_config(repo: str, revision: str | None = None) -> dict:
+    """The config.json of a Hub model: from the local Hub cache, else over the network (some kilobytes).
+
+    Raises FetchError with a sentence if it cannot be had.
+    """
+    import huggingface_hub
+
+    from specviz.models.hub import explain
+
+    repo = repo.strip()
+    if repo.count("/") != 1:
+        raise SettingsError(f"{repo[:60]!r} is neither a built-in shape ({', '.join(CONFIGS)}) nor a Hub id such as "
+                            "Qwen/Qwen3-8B.")
+    try:
+        found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
+        path = found if isinstance(found, str) else huggingface_hub.hf_hub_download(
+            repo, "config.json", revision=revision, etag_timeout=10)
+        with open(path, encoding="utf-8") as file:
+            return parse_config(file.read(LARGEST_CONFIG + 1))
+    except SettingsError:
+        raise
+    except Exception as error:  # the client raises its own, its HTTP library's and OSErrors
+        raise FetchError(explain(error, repo, revision)) from None

@@ -1,7 +1,8 @@
 """Real steps of a loaded model, timed: plain, verify at each K, prefill, at any batch and context.
 
 The tokens are random: the time and the arithmetic of a pass do not depend on what they say. Knows no drafting: a draft
-step is the plain step of the drafter's own model.
+step is the plain step of the drafter's own model. `by_width` also times what explains a pass: its matrix products
+alone, and the same modules with next to nothing to compute.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware.ceilings import Stopped
 from specviz.hardware.machine import Timer
 from specviz.hardware.memory import free_memory_bytes
-from specviz.roofline import Point, point
+from specviz.roofline import Explained, Point, explained, point
 from specviz.trace import Ceilings, Cost
 
 Progress = Callable[[float, str], None]
@@ -106,6 +107,91 @@ def measure(model, ks: Sequence[int], batches: Sequence[int], context: int = 128
 
 
 @dataclass(frozen=True)
+class WidthStep:
+    """A pass over n positions of one row, timed, and two timings that explain it."""
+
+    positions: int
+    context: int
+    cost: Cost
+    seconds: float
+    """The median of the repetitions."""
+    spread: tuple[float, float]
+    linear_seconds: float | None
+    """The matrix products of such a pass alone: every linear layer and the head, on n rows of noise."""
+    linear_cost: Cost
+    dispatch_seconds: float | None
+    """One pass of the same modules with tiny matrices: what launching the operators takes. None: no such twin."""
+
+
+def by_width(model, widths: Sequence[int] = range(1, 33), context: int = 128, repeats: int = 3,
+             progress: Progress | None = None, stop: Callable[[], bool] | None = None) -> list[WidthStep]:
+    """Time passes of one row over `widths` positions, and what explains them. Raises as `measure` does."""
+    widths = sorted(set(widths))
+    if not widths or widths[0] < 1:
+        raise SettingsError("A pass has at least one position.")
+    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
+    tell(0.0, "Timing the modules with next to nothing to compute")
+    dispatch = dispatch_seconds(model, context, repeats=5 * repeats)
+    found = measure(model, [w - 1 for w in widths], [1], context, repeats, prefill=False, stop=stop,
+                    progress=lambda f, _: tell(0.65 * f, "Timing passes of each width"))
+    whole = {s.k + 1: s for s in found}
+    steps_, linears = [], _linears(model)
+    for i, width in enumerate(widths):
+        if halt():
+            raise Stopped("The measurement was stopped.")
+        tell(0.65 + 0.35 * i / len(widths), "Timing the matrix products alone")
+        step = whole[width]
+        seconds, cost = _time_linears(model, linears, width, repeats)
+        steps_.append(WidthStep(width, context, step.cost, step.seconds, step.spread, seconds, cost, dispatch))
+    tell(1.0, "Measured")
+    return steps_
+
+
+def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | None:
+    """Seconds of a pass of one position through the same modules, as many layers, with tiny matrices: what Python and
+    the launch of its operators take by themselves. None for an architecture that cannot be made small."""
+    config = model.config
+    heads = getattr(config, "num_attention_heads", None)
+    if not heads or getattr(config, "model_type", "") not in _CAN_BE_SMALL:
+        return None
+    from specviz.models import load
+    from specviz.models.causal import CausalModel
+
+    small = type(config).from_dict(config.to_dict() | {
+        "hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16, "vocab_size": 64, "pad_token_id": None})
+    with load.LOADING:
+        twin = CausalModel(load.transformers().AutoModelForCausalLM.from_config(small).to(model.device, model.dtype))
+    found = measure(twin, [0], [1], context, repeats, prefill=False)
+    return found[0].seconds
+
+
+_CAN_BE_SMALL = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt_neox")
+
+
+def _linears(model) -> list[torch.nn.Linear]:
+    """Every linear layer of the model, the head included."""
+    return [m for m in model.module.modules() if isinstance(m, torch.nn.Linear)]
+
+
+@torch.inference_mode()
+def _time_linears(model, linears: list[torch.nn.Linear], rows: int, repeats: int) -> tuple[float | None, Cost]:
+    """Median seconds of all linear layers one after the other on `rows` rows, and their counted cost."""
+    if not linears:
+        return None, Cost(0, 0)
+    device, dtype = str(model.device), model.dtype
+    noise = {m.in_features: torch.randn(1, rows, m.in_features).to(model.device, dtype) for m in linears}
+    timer, size = Timer(device), linears[0].weight.element_size()
+    for repeat in range(repeats + 1):
+        with timer.section(str(repeat)):
+            for layer in linears:
+                layer(noise[layer.in_features])
+    weights = sum(m.weight.numel() for m in linears)
+    widths = sum(m.in_features + m.out_features for m in linears)
+    cost = Cost(2 * rows * weights, size * (weights + rows * widths))
+    return statistics.median(timer.seconds(str(r)) for r in range(1, repeats + 1)), cost
+
+
+@dataclass(frozen=True)
 class BusySearch:
     """The batch whose plain step is closest to a wished busy share, found by running it."""
 
@@ -150,6 +236,11 @@ def draft_model(pair, target, store):
     return store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2))
 
 
+def explain(step: WidthStep, ceilings: Ceilings) -> Explained:
+    """Where the time of a timed width goes."""
+    return explained(step.seconds, step.cost, ceilings, step.dispatch_seconds, step.linear_seconds, step.linear_cost)
+
+
 def as_json(step: Step, ceilings: Ceilings) -> dict:
     """A measured step and its place on the roofline, as plain JSON values. `bound` is the roof that binds."""
     p = step.point(ceilings)
@@ -157,6 +248,14 @@ def as_json(step: Step, ceilings: Ceilings) -> dict:
             "bytes": p.bytes, "seconds": p.seconds, "spread": list(step.spread), "intensity": p.intensity,
             "bound": p.roof, "explained_by": p.bound, "busy_fraction": p.busy_fraction,
             "stream_fraction": p.stream_fraction, "overhead_fraction": p.overhead_fraction, "flagged": p.flagged}
+
+
+def width_json(step: WidthStep, ceilings: Ceilings) -> dict:
+    """A timed width and its parts, as plain JSON values; `error` is of the model that counts roofs and dispatch."""
+    parts = explain(step, ceilings)
+    return {"positions": step.positions, "context": step.context, "seconds": step.seconds, "spread": list(step.spread),
+            "flops": step.cost.flops, "bytes": step.cost.bytes, "linear_seconds": step.linear_seconds,
+            **dataclasses.asdict(parts), "error": parts.error}
 
 
 def ceilings_json(ceilings: Ceilings) -> dict:

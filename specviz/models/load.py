@@ -96,7 +96,7 @@ def load_module(folder: Path | str, device: str = "auto", precision: str = "auto
     classes = transformers()
     config = load_config(found.path)
     try:
-        with _loading:
+        with LOADING:
             module, report = classes.AutoModelForCausalLM.from_pretrained(
                 found.path, config=config, dtype=_DTYPES[precision], local_files_only=True, output_loading_info=True
             )
@@ -148,7 +148,7 @@ def prepare() -> None:
 
 
 _importing = threading.Lock()
-_loading = threading.Lock()
+LOADING = threading.Lock()
 """transformers sets torch's default dtype while it builds a module, for all threads alike."""
 
 

@@ -1,9 +1,11 @@
 """The catalogue is complete, cited, dense, and of the right magnitude; shapes match published sizes."""
 
+import json
+
 import pytest
 
 from specviz.costs import pass_cost
-from specviz.errors import SettingsError
+from specviz.errors import FetchError, SettingsError
 from specviz.hardware import catalogue, shapes
 
 NAMES = ["H100 SXM", "H100 PCIe", "H200 SXM", "B200", "A100 40 GB", "A100 80 GB SXM", "L4", "L40S", "T4", "A10G",
@@ -63,3 +65,56 @@ def test_built_in_shapes_have_their_published_size(name, billions):
 def test_an_unknown_shape_is_refused():
     with pytest.raises(SettingsError, match="Llama"):
         shapes.shape("GPT-9")
+
+
+@pytest.mark.parametrize("device", catalogue.DEVICES, ids=lambda d: d.name)
+def test_every_row_says_whether_it_was_checked_or_is_from_memory(device):
+    assert device.source in device.provenance and device.published in device.provenance
+    assert ("from memory" in device.provenance) == (not device.checked)
+    assert catalogue.own(1e11, 1e12, 16e9).provenance == "typed in."
+
+
+def test_configs_of_the_built_in_shapes_give_the_shapes_and_say_how_weights_are_stored():
+    assert shapes.shape("deepseek-v3").weight_bytes == 1.0
+    assert shapes.shape("gpt-oss-20b").expert_weight_bytes == shapes.MXFP4_BYTES
+    assert shapes.shape("Llama-3.1-8B").weight_bytes == 2.0
+
+
+@pytest.mark.parametrize("quantised,bytes_", [({"quant_method": "gptq", "bits": 4}, 4 / 8 + 2 / 128),
+                                              ({"quant_method": "fp8"}, 1.0), ({"quant_method": "unheard-of"}, 2.0),
+                                              (None, 2.0), ("nonsense", 2.0)])
+def test_weights_are_as_wide_as_the_config_says(quantised, bytes_):
+    config = shapes.CONFIGS["Llama-3.1-8B"] | {"quantization_config": quantised}
+    assert shapes.from_config(config, "x").weight_bytes == pytest.approx(bytes_)
+
+
+@pytest.mark.parametrize("text,words", [("", "no JSON"), ("{", "no JSON"), ("[1]", "no model_type"),
+                                        ("{}", "no model_type"), ("[" * 100_000, "no JSON"), ("x" * 1_000_001, "larger than any"),
+                                        (b"\xff\xfe", "no JSON")])
+def test_what_is_no_config_is_refused_in_a_sentence(text, words):
+    with pytest.raises(SettingsError, match=words):
+        shapes.parse_config(text)
+
+
+def test_a_hub_config_comes_from_the_local_cache_without_network(monkeypatch, tmp_path):
+    import huggingface_hub
+
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shapes.CONFIGS["Qwen3-4B"]))
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: str(file))
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("asked the network"))
+    assert shapes.hub_config("Qwen/Qwen3-4B") == shapes.CONFIGS["Qwen3-4B"]
+
+
+def test_a_hub_that_cannot_be_reached_and_a_name_that_is_no_id_are_sentences(monkeypatch):
+    import huggingface_hub
+
+    def unreachable(*_, **__):
+        raise ConnectionError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
+    with pytest.raises(FetchError, match="cannot be reached"):
+        shapes.hub_config("someone/something")
+    with pytest.raises(SettingsError, match="Hub id such as"):
+        shapes.hub_config("GPT-9")

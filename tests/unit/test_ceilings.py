@@ -1,5 +1,6 @@
 """Measuring the roofs: plausible, stoppable, kept, and deaf to a damaged file."""
 
+import dataclasses
 import threading
 import time
 
@@ -8,6 +9,7 @@ import torch
 
 from specviz.errors import SettingsError
 from specviz.hardware import ceilings, facts, machine
+from specviz.trace import Ceilings
 
 
 @pytest.fixture(autouse=True)
@@ -105,3 +107,27 @@ def test_the_timer_adds_up_sections_and_survives_an_error():
     assert timer.seconds("draft") > 0 and timer.seconds("never") == 0
     timer.reset()
     assert timer.seconds("verify") == 0
+
+
+def test_a_busy_machine_is_told_with_the_measurement(monkeypatch):
+    monkeypatch.setattr(ceilings, "load_of_others", lambda device: lambda: 0.42)
+    roofs = ceilings.measure("cpu", "fp32")
+    assert ceilings.other_load(roofs) == 0.42
+    assert "other programs used 42 % of the device" in ceilings.steady_warning(roofs)
+    later = dataclasses.replace(roofs, measured_at="2020-01-01T00:00:00+00:00")
+    assert ceilings.other_load(later) is None, "the load belongs to one measurement only"
+
+
+def test_an_idle_machine_with_close_repetitions_has_no_warning():
+    roofs = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1.1e10), (9e10, 1.1e11), "2026-01-01T00:00:00+00:00")
+    assert ceilings.steady_warning(roofs) is None
+    wide = dataclasses.replace(roofs, flops_spread=(1e10, 3e11))
+    assert "3.0 times the median" in ceilings.steady_warning(wide)
+
+
+def test_the_load_of_others_leaves_out_this_programs_own_work():
+    others = ceilings.load_of_others("cpu")
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    assert 0 <= others() <= 1

@@ -149,3 +149,18 @@ def test_sampling_costs_well_under_one_per_cent():
     samples = watch.samples()
     per_sample = watch.spent_seconds / max(1, len(samples))
     assert per_sample < 0.01 * monitor.INTERVAL_SECONDS
+
+
+def test_a_monitor_that_nobody_asks_stops_itself_and_can_start_again():
+    watch = monitor.Monitor("cpu", interval=0.01, patience=0.2).start()
+    deadline = time.time() + 10
+    while watch.running and time.time() < deadline:
+        time.sleep(0.02)
+    assert not watch.running
+    watch.start()
+    end = time.time() + 0.5
+    while time.time() < end:
+        watch.samples()
+        time.sleep(0.02)
+    assert watch.running, "as long as somebody asks it goes on"
+    watch.stop()

@@ -7,6 +7,7 @@ from specviz.errors import SettingsError
 from specviz.roofline import (
     batch_for_busy,
     expected_tokens,
+    explained,
     modelled_seconds,
     plain_seconds,
     point,
@@ -114,3 +115,18 @@ def test_peaks_are_dense():
 
     device = catalogue.device("H100 SXM")
     assert device.ceilings("bf16").ridge == pytest.approx(295, rel=0.01)
+
+
+def test_a_measured_pass_is_taken_apart_and_the_parts_add_up():
+    # 0.1 s of traffic allowed; 0.05 s of dispatch; products take 0.3 s where 0.08 s are allowed
+    parts = explained(0.6, Cost(10**9, 10**9), ROOFS, 0.05, 0.3, Cost(10**9, 8 * 10**8))
+    assert (parts.roofs, parts.dispatch, parts.kernels) == pytest.approx((0.1, 0.05, 0.22))
+    assert parts.seconds == pytest.approx(0.6) and parts.error == pytest.approx(0.15 / 0.6 - 1)
+    assert "do not reach the roofs" in parts.culprit or "attention" in parts.culprit
+
+
+def test_what_is_off_by_more_than_a_quarter_is_explained_and_only_that():
+    assert explained(0.12, Cost(10**9, 10**9), ROOFS).culprit is None
+    assert "matrix products" in explained(0.4, Cost(10**9, 10**9), ROOFS, 0.0, 0.35, Cost(10**9, 10**9)).culprit
+    assert "attention" in explained(0.4, Cost(10**9, 10**9), ROOFS, 0.0, 0.1, Cost(10**9, 10**9)).culprit
+    assert "faster" in explained(0.05, Cost(10**9, 10**9), ROOFS).culprit

@@ -10,7 +10,7 @@ import transformers
 from specviz import cli_hardware
 from specviz.costs import pass_cost
 from specviz.errors import MemoryBudgetError, SettingsError
-from specviz.hardware import ceilings, steps
+from specviz.hardware import ceilings, overhead, steps
 from specviz.models.causal import CausalModel
 from specviz.trace import Ceilings
 
@@ -109,3 +109,59 @@ def test_the_commands_print_one_json_object(monkeypatch, tmp_path, capsys):
         printed = json.loads(capsys.readouterr().out)
     assert {p["kind"] for p in printed["points"]} == {"plain", "verify", "draft", "prefill"}
     assert printed["ceilings"]["ridge"] > 0
+
+
+def test_widths_are_timed_with_what_explains_them(model):
+    found = steps.by_width(model, [1, 3], context=8, repeats=1)
+    assert [w.positions for w in found] == [1, 3]
+    assert found[1].cost == pass_cost(model.shape, [3], [8], 3)
+    assert all(w.linear_seconds > 0 and w.dispatch_seconds > 0 for w in found)
+    linears = 2 * (model.shape.parameters - model.vocab_size * 32 - model.shape.small_weights)
+    assert found[0].linear_cost.flops == linears, "every linear layer and the head, and nothing else"
+    parts = steps.explain(found[0], ROOFS)
+    assert parts.seconds == pytest.approx(found[0].seconds)
+    written = steps.width_json(found[0], ROOFS)
+    json.dumps(written, allow_nan=False)
+    assert written["error"] == pytest.approx((parts.roofs + parts.dispatch) / found[0].seconds - 1)
+
+
+def test_widths_are_refused_and_stopped_like_all_else(model):
+    with pytest.raises(SettingsError):
+        steps.by_width(model, [0, 1])
+    with pytest.raises(ceilings.Stopped):
+        steps.by_width(model, [1], context=8, repeats=1, stop=lambda: True)
+
+
+def test_an_architecture_that_cannot_be_made_small_has_no_dispatch_time():
+    gpt2 = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=32, bos_token_id=0,
+                                   eos_token_id=1)
+    assert steps.dispatch_seconds(CausalModel(transformers.AutoModelForCausalLM.from_config(gpt2)), 8, 1) is None
+
+
+def test_watching_costs_less_than_one_per_cent(model):
+    """With the usual two samples a second, on steps of a real module."""
+    told = overhead.measure(model, seconds=2.0, context=8)
+    assert told.samples >= 1 and told.share < 0.01
+    assert told.step_watched > 0 and told.step_alone > 0
+
+
+def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watching(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
+    monkeypatch.setitem(ceilings._BUFFER_BYTES, "cpu", 2**22)
+    monkeypatch.setitem(ceilings._WIDEST, "cpu", 256)
+    monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
+    monkeypatch.setattr(overhead, "BLOCK_SECONDS", 0.6)
+    parser = argparse.ArgumentParser()
+    cli_hardware.add_parsers(parser.add_subparsers(required=True))
+    call = ["bottleneck", "--device", "cpu", "--pair", "toy", "--widths", "1..3", "--context", "4", "--repeats", "1",
+            "--largest", "2", "--watch", "0.1"]
+    for more in (["--json"], []):
+        arguments = parser.parse_args([*call, *more])
+        assert arguments.handler(arguments) == 0
+        printed = capsys.readouterr().out
+        if more:
+            found = json.loads(printed)
+            assert [w["positions"] for w in found["widths"]] == [1, 2, 3]
+            assert found["twelve_per_cent"]["verify"]["k"] == 4 and 0 <= found["monitor"]["share"] < 1
+        else:
+            assert "verify of 5" in printed and "Monitor:" in printed

@@ -1,0 +1,92 @@
+"""A model of any config with random weights: to time its passes here without downloading it.
+
+What a pass costs does not depend on what the weights say, so its time is that of the real model in this library. The
+text that such a model would write is noise; it must never be shown as output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from specviz.costs import ModelShape
+from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
+from specviz.hardware.ceilings import Stopped
+from specviz.hardware.memory import free_memory_bytes
+from specviz.models import load
+from specviz.models.causal import CausalModel
+from specviz.models.needs import WEIGHT_BYTES, gigabytes
+
+_BLOCK = 2**20
+_NOT_HERE = {"gpt_oss": "its attention has sinks", "deepseek_v3": "its attention is latent"}
+"""Architectures whose cost is counted but that the engine cannot forward, and why."""
+
+
+def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
+    """The shape as it would stand in memory here. Raises MemoryBudgetError if it does not fit, PairError if the engine
+    cannot run it, SpecVizError if it cannot be counted; each before anything is allocated."""
+    width = WEIGHT_BYTES[precision]
+    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=width, name=name)
+    wanted, free = int(1.15 * shape.stored_bytes) + 200_000_000, free_memory_bytes(device)
+    if wanted > free:
+        raise MemoryBudgetError(
+            f"{name} with random weights needs about {gigabytes(wanted)} in {precision}, and {gigabytes(free)} are "
+            f"free on {device}: it can only be modelled here. To time it, choose a smaller shape or fewer bits.")
+    kind = (config.get("text_config") or config).get("model_type")
+    if kind in _NOT_HERE:
+        raise PairError(f"{name} cannot be timed here, as {_NOT_HERE[kind]}: it is modelled only.")
+    return shape
+
+
+def build(config: dict, device: str, precision: str, name: str, progress: Callable[[float, str], None] | None = None,
+          stop: Callable[[], bool] | None = None) -> CausalModel:
+    """A CausalModel of that config filled with noise. Raises as `check` does, and Stopped."""
+    shape = check(config, device, precision, name)
+    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
+    tell(0.0, f"Making {name} with random weights")
+    package = load.transformers()
+    from transformers.initialization import no_init_weights
+
+    plain = dict(config.get("text_config") or config)
+    for key in ("quantization_config", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version"):
+        plain.pop(key, None)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    try:
+        made = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
+        with load.LOADING, torch.device(device), no_init_weights():
+            module = package.AutoModelForCausalLM.from_config(made, dtype=dtype)
+        words = f"Filling {gigabytes(shape.stored_bytes)} with noise"
+        _fill(module, dtype, device, lambda done: tell(done, words), halt)
+        return CausalModel(module)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise MemoryBudgetError(f"{name} did not fit the memory of {device}: it can only be modelled here.") from None
+    except SpecVizError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        text = " ".join(str(error).split())[:200]
+        raise SettingsError(f"This config does not make a model ({text or type(error).__name__}).") from None
+
+
+@torch.no_grad()
+def _fill(module: torch.nn.Module, dtype: torch.dtype, device: str, tell: Callable[[float], None],
+          halt: Callable[[], bool]) -> None:
+    """Noise of a usual size into every matrix, ones into gains, zeros into biases. One block of noise is copied over
+    and over: drawing billions of numbers would take minutes, and the time of a product does not depend on them."""
+    generator = torch.Generator().manual_seed(0)
+    noise = (0.02 * torch.randn(_BLOCK, generator=generator)).to(device, dtype)
+    total = sum(p.numel() for p in module.parameters())
+    done = 0
+    for name, parameter in module.named_parameters():
+        if parameter.dim() == 1:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            continue
+        flat = parameter.view(-1)
+        for start in range(0, flat.numel(), 64 * _BLOCK):
+            if halt():
+                raise Stopped("Stopped: the random weights were let go.")
+            for at in range(start, min(flat.numel(), start + 64 * _BLOCK), _BLOCK):
+                part = flat[at:at + _BLOCK]
+                part.copy_(noise[: part.numel()])
+            tell(min(1.0, (done + start) / total))
+        done += parameter.numel()
