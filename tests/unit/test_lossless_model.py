@@ -19,7 +19,8 @@ from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Proposal
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.runs import ModelStore, Order, Run
+from specviz.runs import ModelStore
+from specviz.runs import make_drafter as making
 from specviz.sampling import draw, warp
 from specviz.trace import Cost, Settings
 
@@ -72,7 +73,7 @@ def plain(opened, encoded):
 
 def make_drafter(store, opened, name: str, settings: Settings):
     """The drafter that a run of the app would get."""
-    return Run(Order(EMBEDDED, name, "x", settings, device="cpu", precision="fp32"), store)._drafter(opened)
+    return making(name, find_pair(EMBEDDED), opened, settings, store)
 
 
 def run(opened, drafter, prompts, settings, seeds=None):

@@ -239,7 +239,8 @@ def test_a_drafter_that_breaks_fails_the_run_with_a_sentence_and_its_rounds_are_
 def test_the_next_run_after_a_failed_one_is_as_if_nothing_had_been(store, monkeypatch):
     good = Run(order("ngram"), store).execute().trace
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "make_drafter", lambda name, pair, target, *_: Breaks(target.model.vocab_size, target.model.device))
+        patch.setattr(runs, "make_drafter",
+                      lambda name, pair, target, *_: Breaks(target.model.vocab_size, target.model.device))
         assert Run(order("ngram", k=2, max_new_tokens=60), store).execute().status == "failed"
     assert Run(order("ngram"), store).execute().trace.token_ids() == good.token_ids()
 
