@@ -16,9 +16,10 @@ def url(serve, tmp_path_factory):
 
 
 def opened(page, url):
+    page.set_default_timeout(90_000)  # a machine that does other things as well
     page.goto(url)
-    expect(page.locator(".rule .words")).to_contain_text("Draft", timeout=60000)
-    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for(timeout=60000)
+    expect(page.locator(".rule .words")).to_contain_text("Draft", timeout=90_000)
+    page.locator("[data-testid=stApp][data-test-script-state=notRunning]").wait_for()
     return page
 
 
