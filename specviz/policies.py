@@ -118,7 +118,8 @@ class Prefix(_Learning):
     name = "prefix scheduler"
 
     def __init__(self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True):
-        """confident: the drafter says how likely each draft is to survive. deterministic: it draws nothing."""
+        """confident: the drafter is known to say how likely each draft is to survive; otherwise that is found out.
+        deterministic: it draws nothing."""
         super().__init__(costs, max_k)
         self.confident, self.deterministic = confident, deterministic
         self._older: dict[int, list[float]] = {}
@@ -144,7 +145,10 @@ class Prefix(_Learning):
         return self._probed([self.max_k if worth else 0] * rows)
 
     def cut(self, requests, proposed, confidence):
-        if not self.confident or confidence is None:
+        if confidence is None:
+            return list(proposed)
+        if not self.confident:  # from the next round on whole blocks are drafted
+            self.confident = True
             return list(proposed)
         now = [survivals(c) for c in confidence]
         self._older.update(zip(requests, now))

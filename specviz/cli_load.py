@@ -1,0 +1,173 @@
+"""The commands `sweep` and `load` of `python -m specviz`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+
+from specviz.cli_hardware import numbers
+from specviz.errors import SettingsError, SpecVizError
+from specviz.format import number, percent, seconds
+from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.orders import drafter_names
+from specviz.policies import NAMES
+from specviz.trace import Settings
+
+SWEEP_KEYS = ("k", "batch", "tokens_per_second", "speedup", "acceptance_rate", "context", "plain_tokens_per_second",
+              "mean_acceptance_length", "flops_per_token", "plain_flops_per_token", "draft_seconds", "verify_seconds",
+              "plain_seconds", "note")
+
+
+def add_parsers(subparsers) -> None:
+    """Add both commands; each parser sets `handler`, a function from the parsed arguments to an exit code."""
+    sweep = subparsers.add_parser(
+        "sweep", help="measure K x batch: where speculation stops paying",
+        description="Decode copies of one prompt at every K and batch, and time plain steps of the same rows in the "
+                    "same run.")
+    _common(sweep)
+    sweep.add_argument("--k", default="0..8", type=numbers, metavar="RANGE",
+                       help="draft tokens per round (default: %(default)s)")
+    sweep.add_argument("--batch", default="1,2,4,8,16,32", type=numbers, metavar="LIST",
+                       help="rows (default: %(default)s)")
+    sweep.add_argument("--context", default="0", type=numbers, metavar="LIST",
+                       help="tokens that the prompt is brought to; 0 leaves it as it is (default: %(default)s)")
+    sweep.add_argument("--prompt", metavar="T", help="the prompt (default: the pair's first preset)")
+    sweep.add_argument("--rounds", type=int, default=10, metavar="N",
+                       help="rounds per cell, the first not counted (default: %(default)s)")
+    sweep.set_defaults(handler=sweep_command)
+
+    load = subparsers.add_parser(
+        "load", help="serve arriving requests under several policies for the verify length",
+        description="The same arrivals and seeds under each policy, on the real engine with continuous batching.")
+    _common(load)
+    load.add_argument("--policy", default="all", metavar="P,P",
+                      help=f"all, or some of {', '.join(NAMES)}; fixed:3 sets its K (default: %(default)s)")
+    load.add_argument("--rate", default="0.5", metavar="LIST", help="requests a second, one or several (default: 0.5)")
+    load.add_argument("--seconds", type=float, default=20.0, metavar="S",
+                      help="how long requests arrive (default: %(default)s)")
+    load.add_argument("--k", type=int, default=4, metavar="K", help="of the policy fixed (default: %(default)s)")
+    load.add_argument("--burst", type=int, default=1, metavar="N", help="requests that come at once (default: 1)")
+    load.add_argument("--length", default="16..48", metavar="A..B",
+                      help="new tokens of a request, from and to (default: %(default)s)")
+    load.add_argument("--rows", type=int, default=16, metavar="N",
+                      help="requests decoded at once at most (default: %(default)s)")
+    load.add_argument("--seeds", default="0", type=numbers, metavar="LIST", help="one load per seed (default: 0)")
+    load.add_argument("--cancel", type=float, default=0.0, metavar="SHARE",
+                      help="share of requests cancelled at a random moment (default: 0)")
+    load.set_defaults(handler=load_command)
+
+
+def _common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT "
+                                                                      "(default: %(default)s)")
+    parser.add_argument("--drafter", metavar="D", help="which drafter (default: the first that the pair has)")
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first row (default: 0)")
+    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def sweep_command(arguments: argparse.Namespace) -> int:
+    """Measure the cells and print them."""
+    from specviz.prompts import presets_for
+
+    pair = find_pair(arguments.pair)
+    settings = Settings(temperature=arguments.temperature, seed=arguments.seed)
+    text = arguments.prompt or presets_for(pair.name)[0].text
+
+    from specviz.sweep import Sweep, SweepOrder, best_k
+
+    sweep = Sweep(SweepOrder(
+        arguments.pair, arguments.drafter or drafter_names(pair)[0], text, tuple(arguments.k), tuple(arguments.batch),
+        tuple(arguments.context), settings, arguments.rounds, arguments.device, arguments.precision))
+    code = _watch(sweep)
+    cells = [sweep.cells[key] for key in sweep.order.keys if key in sweep.cells]
+    if arguments.json:
+        print(json.dumps({"pair": sweep.order.pair, "drafter": sweep.order.drafter, "device": sweep.device,
+                          "dtype": sweep.precision, "complete": not sweep.missing,
+                          "cells": [{k: getattr(c, k) for k in SWEEP_KEYS} for c in cells]}, allow_nan=False))
+        return code
+    print(f"{'context':>7} {'batch':>5} {'K':>3} {'tokens/s':>9} {'plain':>9} {'times':>6} {'accepted':>8} "
+          f"{'FLOPs/token':>11}")
+    for c in cells:
+        work = c.flops_per_token / c.plain_flops_per_token if c.flops_per_token and c.plain_flops_per_token else None
+        print(f"{c.context:>7} {c.batch:>5} {c.k:>3} {number(c.tokens_per_second):>9} "
+              f"{number(c.plain_tokens_per_second):>9} {number(c.speedup):>6} {percent(c.acceptance_rate):>8} "
+              f"{number(work):>9} x {c.note}")
+    for context in sorted({c.context for c in cells}):
+        for batch in sorted({c.batch for c in cells}):
+            best = best_k(cells, batch, context)
+            print(f"Context {context}, batch {batch}: " + (
+                f"K = {best.k}, {number(best.speedup)} times as fast as plain" if best else "do not speculate here"))
+    return code
+
+
+def load_command(arguments: argparse.Namespace) -> int:
+    """Serve the loads and print what each policy made of them."""
+    pair = find_pair(arguments.pair)
+    settings = Settings(temperature=arguments.temperature, seed=arguments.seed)
+    chosen = NAMES if arguments.policy == "all" else tuple(p.strip() for p in arguments.policy.split(","))
+    try:
+        rates = [float(x) for x in arguments.rate.split(",")]
+    except ValueError:
+        raise SettingsError(f"--rate must be a number or several with commas, not {arguments.rate[:40]!r}.") from None
+    lengths = _span(arguments.length)
+
+    from specviz.loadrun import LoadOrder, LoadRun
+
+    found, code = [], 0
+    for rate in rates:
+        run = LoadRun(LoadOrder(
+            arguments.pair, arguments.drafter or drafter_names(pair)[0], chosen, rate, arguments.seconds,
+            arguments.burst, arguments.k, lengths=lengths, seeds=tuple(arguments.seeds), rows=arguments.rows,
+            cancel=arguments.cancel, settings=settings, device=arguments.device, precision=arguments.precision))
+        code = _watch(run)
+        found += [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
+        if code:
+            break
+    if arguments.json:
+        print(json.dumps({"pair": arguments.pair, "drafter": run.order.drafter, "device": run.device,
+                          "table": None if run.table is None else dataclasses.asdict(run.table),
+                          "policies": found}, allow_nan=False))
+        return code
+    print(f"{'rate':>6} {'policy':18} {'seed':>4} {'tokens/s':>9} {'per user':>9} {'per token':>9} {'verified':>8} "
+          f"{'wasted':>7} {'running':>7} {'requests':>8} {'alone?':>7}")
+    for f in found:
+        same = {True: "equal", False: "DIFFER", None: "n/a"}[f["identical"]]
+        print(f"{number(f['rate']):>6} {f['policy']:18} {f['seed']:>4} {number(f['tokens_per_second']):>9} "
+              f"{number(f['tokens_per_second_per_user']):>9} {seconds(f['seconds_per_token']):>9} "
+              f"{number(f['mean_verify_length']):>8} {percent(f['wasted_verify_fraction']):>7} "
+              f"{number(f['mean_running']):>7} {f['requests']:>8} {same:>7}")
+    return code
+
+
+def _span(text: str) -> tuple[int, int]:
+    low, dots, high = text.partition("..")
+    try:
+        return int(low), int(high if dots else low)
+    except ValueError:
+        raise SettingsError(f"--length must be 32 or 16..48, not {text[:40]!r}.") from None
+
+
+def _watch(worker) -> int:
+    """Work to the end, with progress on stderr. Returns 0, or 130 after Ctrl-C; raises what failed."""
+    worker.start()
+    told, code = "", 0
+    while worker.alive:
+        try:
+            worker.poll()
+            if worker.stage != told:
+                told = worker.stage
+                print(f"{100 * worker.fraction:3.0f} %  {told}" if told else "Done.", file=sys.stderr, flush=True)
+            worker.join(0.2)
+        except KeyboardInterrupt:
+            if code:
+                raise
+            worker.stop()
+            code = 130
+    if worker.status == "failed":
+        raise SpecVizError(worker.error or "It failed.")
+    return code

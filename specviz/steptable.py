@@ -1,0 +1,259 @@
+"""What a round costs by its tokens: measured through the decoding loop's own round, and kept; or modelled on roofs.
+
+A measured table is of one device, torch, number of threads, precision, pair, drafter and kind of sampling.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+
+from specviz.costs import ModelShape, pass_cost
+from specviz.scheduling import RoundCosts, StepCosts
+from specviz.trace import Ceilings, Settings
+
+COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
+"""Token counts that are measured."""
+DRAFT_ROWS = (1, 2, 4, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """Medians, in seconds. `tokens` are those of a verify pass, `draft_tokens` those of one pass of the drafter."""
+
+    tokens: tuple[int, ...]
+    seconds: tuple[float, ...]
+    """Verify pass and judging."""
+    draft_tokens: tuple[int, ...]
+    """Empty: drafting is a lookup."""
+    draft_seconds: tuple[float, ...]
+    lookup_seconds: float
+    serial: bool
+    context: int
+    measured_at: str
+
+    @property
+    def costs(self) -> RoundCosts:
+        """What policies and clocks reckon with."""
+        draft = StepCosts(self.draft_tokens, self.draft_seconds) if self.draft_tokens else None
+        return RoundCosts(StepCosts(self.tokens, self.seconds), draft, self.serial, draft_fixed=self.lookup_seconds)
+
+
+def layout(tokens: int, most_rows: int = 32) -> list[int]:
+    """Verified tokens per row of a round of so many tokens: as many rows as have about two each, unevenly."""
+    rows = min(most_rows, (tokens + 1) // 2)
+    return [tokens // rows + (row < tokens % rows) for row in range(rows)]
+
+
+class _Scripted:
+    """A drafter that proposes random tokens in given numbers, so that a round of any width can be timed."""
+
+    name = label = "scripted"
+    taps = ()
+    max_k = 4096
+    parallel = True
+
+    def __init__(self, vocab_size: int, device):
+        self.vocab_size, self.device = vocab_size, device
+        self._chance = random.Random(0)
+
+    def propose(self, requests):
+        import torch
+
+        from specviz.drafters.base import Proposal
+        from specviz.trace import Cost
+
+        tokens = [[self._chance.randrange(self.vocab_size) for _ in range(r.k)] for r in requests]
+        probs = [torch.zeros(len(t), self.vocab_size, dtype=torch.float64, device=self.device) for t in tokens]
+        for found, q in zip(tokens, probs):
+            q[range(len(found)), found] = 1.0
+        return Proposal(tokens, probs, [None] * len(tokens), 0, Cost(0, 0))
+
+    def start(self, row, prompt, taps, capacity):
+        pass
+
+    def commit(self, row, emitted, taps):
+        pass
+
+    def drop(self, row):
+        pass
+
+
+def round_seconds(target, settings: Settings, lengths: Sequence[int], context: int, repeats: int,
+                  stop: Callable[[], bool] | None = None) -> list[float]:
+    """Seconds of verify and judging of rounds with lengths[r] tokens (anchor and drafts) of each row, one warm-up
+    round before them. The rows' texts are random."""
+    from specviz.decoding import play_round
+    from specviz.hardware.ceilings import Stopped
+    from specviz.hardware.machine import clock
+    from specviz.row import Row
+
+    model, chance = target.model, random.Random(1)
+    drafter = _Scripted(model.vocab_size, model.device)
+    room = (repeats + 1) * max(lengths) + 1
+    rows = [Row(i, i, tuple(chance.randrange(model.vocab_size) for _ in range(context + 1)), room + 1)
+            for i in range(len(lengths))]
+    cache, timer = model.new_cache(), clock(str(model.device))
+    for row in rows:
+        cache.add(row.id, context + 2 * room)
+    if context:
+        model.forward(cache, [row.id for row in rows], [row.prompt[:-1] for row in rows], logits=False)
+    spent = []
+    for _ in range(repeats + 1):
+        if stop is not None and stop():
+            raise Stopped("The measurement was stopped.")
+        played = play_round(model, drafter, cache, rows, [n - 1 for n in lengths], settings, frozenset(), timer,
+                            record=False)
+        spent.append(played.round.verify_seconds + played.round.other_seconds)
+    return spent[1:]
+
+
+def measure(target, make: Callable, settings: Settings, key: str, context: int = 128, repeats: int = 5,
+            counts: Sequence[int] = COUNTS, draft_rows: Sequence[int] = DRAFT_ROWS,
+            progress: Callable[[str, float], None] | None = None, stop: Callable[[], bool] | None = None) -> StepTable:
+    """Measure target and drafter of an opened pair and keep the table under `key`. make(): a fresh drafter.
+
+    Raises Stopped if `stop` says so.
+    """
+    from specviz.hardware import facts
+
+    tell = progress or (lambda words, fraction: None)
+    most = target.model.max_positions or 2**30
+    context = max(0, min(context, most // 2))
+    seconds = []
+    for i, tokens in enumerate(counts):
+        tell(f"Timing rounds of {tokens} tokens", i / (len(counts) + len(draft_rows)))
+        seconds.append(statistics.median(round_seconds(target, settings, layout(tokens), context, repeats, stop)))
+    drafter = make()
+    draft_tokens, draft_seconds, lookup = [], [], 0.0
+    for i, rows in enumerate(draft_rows):
+        tell(f"Timing drafts of {rows} rows", (len(counts) + i) / (len(counts) + len(draft_rows)))
+        took, forwarded = _draft_seconds(target, make(), rows, context, repeats, stop)
+        if not forwarded:
+            lookup = took
+            break
+        draft_tokens.append(rows if not drafter.parallel else forwarded)
+        draft_seconds.append(took)
+    table = StepTable(tuple(counts), tuple(seconds), tuple(draft_tokens), tuple(draft_seconds), lookup,
+                      not drafter.parallel, context,
+                      datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    facts.write("steptable", key, asdict(table))
+    tell("Measured", 1.0)
+    return table
+
+
+def _draft_seconds(target, drafter, rows: int, context: int, repeats: int,
+                   stop: Callable[[], bool] | None) -> tuple[float, int]:
+    """Seconds of one pass of the drafter for so many rows, and the tokens that it forwards in it. A parallel drafter
+    is asked for its whole block, a serial one for one token."""
+    import torch
+
+    from specviz.drafters.base import Request
+    from specviz.hardware.ceilings import Stopped
+    from specviz.hardware.machine import clock
+
+    model, chance = target.model, random.Random(2)
+    k = min(16, drafter.max_k) if drafter.parallel else 1
+    width = len(drafter.taps) * model.hidden_size
+    timer = clock(str(model.device))
+    anchors = []
+    for row in range(rows):
+        prompt = [chance.randrange(model.vocab_size) for _ in range(context + 1)]
+        taps = torch.randn(context, width, dtype=model.dtype, device=model.device) if width else None
+        drafter.start(row, prompt, taps, context + 4 * (repeats + 2) + k)
+        anchors.append(prompt[-1])
+    spent, forwarded = [], 0
+    for _ in range(repeats + 1):
+        if stop is not None and stop():
+            raise Stopped("The measurement was stopped.")
+        timer.reset()
+        with timer.section("draft"):
+            proposal = drafter.propose([Request(row, anchors[row], k, (0.5,) * k) for row in range(rows)])
+        spent.append(timer.seconds("draft"))
+        forwarded = proposal.draft_tokens
+        for row in range(rows):
+            anchors[row] = chance.randrange(model.vocab_size)
+            taps = torch.randn(1, width, dtype=model.dtype, device=model.device) if width else None
+            drafter.commit(row, [anchors[row]], taps)
+    return statistics.median(spent[1:]), forwarded
+
+
+def key(target, pair: str, drafter: str, settings: Settings) -> str:
+    """What a table belongs to."""
+    import torch
+
+    from specviz.hardware.machine import device_name
+
+    kind = "sampled" if settings.temperature else "greedy"
+    return (f"{device_name(target.device)}, {target.device}, torch {torch.__version__}, {torch.get_num_threads()} "
+            f"threads, {target.precision}, {pair}, {drafter}, {kind}")
+
+
+def cached(key: str) -> StepTable | None:
+    """The table that was kept under the key, or None."""
+    from specviz.hardware import facts
+
+    fact = facts.read("steptable", key)
+    if fact is None:
+        return None
+    try:
+        table = StepTable(**{k: tuple(v) if isinstance(v, list) else v for k, v in fact.items()})
+        table.costs.round([1, 0])
+    except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError):
+        return None
+    except Exception:  # a file that was edited by hand: measured again
+        return None
+    return table
+
+
+# ---------------------------------------------------------------------------------------------- modelled
+
+
+class ModelledPass:
+    """Seconds of one pass over (tokens, rows) of a model on a device's roofs, every row having the same context."""
+
+    def __init__(self, shape: ModelShape, ceilings: Ceilings, context: int, overhead: float = 0.0):
+        self.shape, self.ceilings, self.context, self.overhead = shape, ceilings, context, overhead
+        one, empty = pass_cost(shape, [1], [context], 0), pass_cost(shape, [1], [0], 0)
+        self._row_bytes = one.bytes - empty.bytes
+        """Reading one row's cache."""
+        self._token_flops = one.flops - empty.flops
+        """Attention of one token over one row's cache."""
+        self._weights = lru_cache(maxsize=65536)(lambda tokens: pass_cost(shape, [tokens], [0], tokens))
+
+    def __call__(self, tokens: int, rows: int = 1) -> float:
+        if tokens <= 0:
+            return 0.0
+        # one row of all the tokens, without a cache, then each row's cache: linear layers see tokens, not rows
+        cost = self._weights(tokens)
+        flops, moved = cost.flops + tokens * self._token_flops, cost.bytes + rows * self._row_bytes
+        return max(flops / self.ceilings.flops, moved / self.ceilings.bandwidth) + self.overhead
+
+
+class Share:
+    """A pass that takes a share of another's time: a drafter of that fraction of the target's size."""
+
+    def __init__(self, whole: Callable[[int, int], float], share: float):
+        self.whole, self.share = whole, share
+
+    def __call__(self, tokens: int, rows: int = 1) -> float:
+        return self.share * self.whole(tokens, rows)
+
+
+def modelled(shape: ModelShape, ceilings: Ceilings, context: int, draft_share: float, serial: bool,
+             overhead: float = 0.0) -> RoundCosts:
+    """The costs of rounds on a device of the catalogue. draft_share: one pass of the drafter in passes of the target
+    of the same width; 0 is a lookup."""
+    target = ModelledPass(shape, ceilings, context, overhead)
+    return RoundCosts(target, Share(target, draft_share) if draft_share > 0 else None, serial)
+
+
+def rows_that_fit(shape: ModelShape, memory: float, tokens: int) -> int:
+    """How many requests of so many tokens a device's memory holds beside the weights."""
+    left = 0.9 * memory - shape.stored_bytes
+    return max(0, math.floor(left / (tokens * shape.cache_bytes_per_token)))

@@ -1,0 +1,85 @@
+"""Long work in a thread that somebody watches: progress, stop, an error as a sentence, and an end when nobody looks."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+from specviz.errors import SpecVizError
+
+_LOG = logging.getLogger(__name__)
+ABANDONED_SECONDS = 5.0
+"""Watched work that nobody has polled for this long stops itself."""
+
+
+class Worker:
+    """Subclasses do their work in `work`, ask `stopping` between steps and tell `stage` and `fraction`.
+
+    status: new | running | complete | stopped | failed; `error` is one sentence, set when it failed.
+    """
+
+    def __init__(self):
+        self.status = "new"
+        self.error: str | None = None
+        self.stage = ""
+        self.fraction = 0.0
+        self._halt = threading.Event()
+        self._polled: float | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.status == "running"
+
+    def start(self) -> Worker:
+        """Work in a thread. Whoever watches must `poll` at least every few seconds."""
+        self.poll()
+        self._halt.clear()
+        self.status, self.error = "running", None
+        self._thread = threading.Thread(target=self.execute, daemon=True, name=type(self).__name__)
+        self._thread.start()
+        return self
+
+    def poll(self) -> None:
+        """Somebody is still watching."""
+        self._polled = time.monotonic()
+
+    def stop(self) -> None:
+        """End after the step that is under way; what was done is kept."""
+        self._halt.set()
+
+    def join(self, seconds: float | None = None) -> None:
+        if self._thread:
+            self._thread.join(seconds)
+
+    def stopping(self) -> bool:
+        """Whether to end now."""
+        if self._polled is not None and time.monotonic() - self._polled > ABANDONED_SECONDS:
+            self._halt.set()
+        return self._halt.is_set()
+
+    def tell(self, stage: str, fraction: float | None = None) -> None:
+        """What is being done, and how much of it all is done, 0..1."""
+        self.stage = stage
+        if fraction is not None:
+            self.fraction = min(1.0, max(0.0, fraction))
+
+    def execute(self) -> Worker:
+        """Do all of it, here and now. Never raises: what goes wrong is in `status` and `error`."""
+        self.status = "running"
+        try:
+            self.work()
+            self.status = "stopped" if self._halt.is_set() and self.fraction < 1 else "complete"
+        except SpecVizError as error:
+            self.status = "stopped" if self._halt.is_set() else "failed"
+            self.error = None if self._halt.is_set() else str(error)
+        except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
+            _LOG.exception("%s failed", type(self).__name__)
+            self.error = (f"Something unexpected went wrong ({type(error).__name__}): what was done so far is kept. "
+                          "The log says more.")
+            self.status = "failed"
+        return self
+
+    def work(self) -> None:
+        raise NotImplementedError
