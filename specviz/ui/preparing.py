@@ -20,10 +20,16 @@ class Preparation:
         self.was_here = fetched(self.source) is not None
         self.state, self.error, self.progress = "working", "", Progress("Starting")
         self._halt = threading.Event()
-        threading.Thread(target=self._work, daemon=True, name="specviz preparation").start()
+        self._thread = threading.Thread(target=self._work, daemon=True, name="specviz preparation")
+        self._thread.start()
 
     def stop(self) -> None:
+        """End within a second."""
         self._halt.set()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
 
     def _tell(self, progress: Progress) -> None:
         self.progress = progress

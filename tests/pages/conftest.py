@@ -7,6 +7,8 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
+from specviz.ui import preparing
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -21,7 +23,11 @@ def open_app(at_embedded_home):
             app.query_params[name] = value
         return app.run()
 
-    return start
+    yield start
+    # no thread may still be at work in torch when the interpreter ends
+    if (preparation := preparing._holder().get("now")) is not None:
+        preparation.stop()
+        preparation.join()
 
 
 @pytest.fixture

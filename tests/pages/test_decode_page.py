@@ -1,13 +1,15 @@
 """The Decode page through Streamlit's own test runner: first paint, runs, addresses, and bad input as sentences."""
 
 import json
+import os
 import re
+import time
 
 import pytest
 
 from specviz import trace as traces
 from specviz.trace import Settings
-from specviz.ui import stage
+from specviz.ui import preparing, stage
 
 TOY = {"pair": "toy", "drafter": "autoregressive", "prompt": "the cat sees the", "length": "24"}
 
@@ -100,3 +102,41 @@ def test_an_opened_trace_replaces_the_stage(open_app):
     app.file_uploader("trace-file").set_value((path.name, path.read_bytes(), "application/gzip")).run()
     assert not app.exception
     assert app.session_state["opened"] == traces.load(path)
+
+
+def prepared(app, seconds=60):
+    """The app once the preparation of the embedded pair has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        app.run()
+        if preparing._holder()["now"].state != "working":
+            return app.run()
+        time.sleep(0.3)
+    raise AssertionError("the preparation did not end")
+
+
+def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_FIND_LINKS", "")
+    app = prepared(open_app())
+    assert not app.exception
+    assert re.search("network|index|package", sentences(app)), sentences(app)
+    assert any("tokens per target pass" in m.value for m in app.markdown)
+
+
+def test_no_room_on_disk_is_a_sentence(open_app, empty_home, monkeypatch):
+    monkeypatch.setattr("specviz.models.needs.free_disk_bytes", lambda folder: 1000)
+    app = prepared(open_app())
+    assert not app.exception
+    assert "SPECVIZ_HOME" in sentences(app)
+    assert not any(empty_home.rglob("*.safetensors"))
+
+
+def test_too_little_memory_is_a_sentence(open_app, finish, monkeypatch):
+    monkeypatch.setattr("specviz.runs.free_memory_bytes", lambda device: 1000)
+    app = open_app(**TOY)
+    app.button("run-button").click().run()
+    app = finish(app)
+    assert not app.exception
+    assert "lower the batch" in sentences(app)
