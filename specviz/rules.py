@@ -75,18 +75,22 @@ def _judged(p: torch.Tensor, q: torch.Tensor, token: int, chance: Chance, correc
 
 
 def correct_from_p(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """After a rejection draw from p."""
     return _judged(p, q, draw(q, chance.draft), chance, p)
 
 
 def correct_from_softmax(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """After a rejection draw from softmax(max(0, p - q))."""
     return _judged(p, q, draw(q, chance.draft), chance, (p - q).clamp(min=0).softmax(-1))
 
 
 def argmax_draft(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """Draft q's likeliest token, judge it by q."""
     return _judged(p, q, int(q.argmax()), chance, leftover(p, q))
 
 
 def subtract_at_draft_only(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """After a rejection take q off p at the drafted token alone."""
     token = draw(q, chance.draft)
     only = torch.zeros_like(q)
     only[token] = q[token]
@@ -94,6 +98,7 @@ def subtract_at_draft_only(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> 
 
 
 def target_agrees(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """Emit the target's own draw; the draft counts as accepted if it is the same token."""
     token = draw(q, chance.draft)
     own = draw(p, chance.bonus)
     return Emission(own, own == token)
@@ -109,18 +114,22 @@ def top_k(probs: torch.Tensor) -> torch.Tensor:
 
 
 def top_k_target_only(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """The right rule with p cut and q whole."""
     return right(top_k(p), q, chance)
 
 
 def top_k_draft_only(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """The right rule with p whole and q cut, though p was to be cut too."""
     return right(p, top_k(q), chance)
 
 
 def other_q(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """Draft from q cut, judge by q whole."""
     return _judged(p, q, draw(top_k(q), chance.draft), chance, leftover(p, q))
 
 
 def look_ahead(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
+    """Judge the draft only if it is q's likeliest token, else let the target draw from p."""
     token = draw(q, chance.draft)
     if token != int(q.argmax()):
         return Emission(draw(p, chance.bonus), False)

@@ -200,6 +200,9 @@ def _tick(chosen: Chosen, rule: rules.Rule) -> None:
     )
     if tally is not None and not state.get("rule_goal"):
         _result(chosen.case, rule, tally, asked, hand)
+    with st.expander("Every number of this position"):
+        st.dataframe(_numbers(chosen.case, hand), hide_index=True, key="rule-numbers", height="content",
+                     column_config={n: st.column_config.NumberColumn(n, format="%.4f") for n in _COLUMNS})
     if done:
         st.rerun()
 
@@ -283,6 +286,17 @@ def _result(case: Case, rule: rules.Rule, tally: Tally, asked: tuple[float, ...]
     data = emitted.emitted_table(labels, tally.accepted, tally.drawn, asked)
     with st.expander("The histogram as a chart, with its numbers and exports"):
         chart(emitted.emitted_figure(data, rule.title, distance), data, f"emitted-{rule.name}", key="rule-emitted")
+
+
+_COLUMNS = ("p", "q", "min(p, q)", "min(1, p/q)", "max(0, p - q)", "leftover, normalised")
+
+
+def _numbers(case: Case, hand: Hand) -> dict[str, list]:
+    """p, q and all that follows from them, computed by the engine's own functions."""
+    kept, left, share = cases.chances(hand.p, hand.q)
+    ratios = [min(1.0, p / q) if q > 0 else None for p, q in zip(hand.p, hand.q)]
+    columns = zip(_COLUMNS, (hand.p, hand.q, kept, ratios, left, share))
+    return {"token": [legible(x) for x in case.labels]} | {name: list(values) for name, values in columns}
 
 
 def _p_value(p: float | None) -> str:
