@@ -3,21 +3,23 @@
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.ui import bottleneck, frame, watch
+from specviz.ui import bottleneck, bottleneck_setup, bottleneck_timed, frame, watch
 
 frame.ensure()
 
 st.markdown("#### A plain step reads every weight to make one token: compute waits. A verify pass uses that wait.")
 try:
-    setup = bottleneck.controls()
+    setup = bottleneck_setup.controls()
+except SpecVizError as error:
+    st.error(str(error))
+    setup = None
+if setup is not None:
     if setup.here:
         bottleneck.measure_ceilings(setup)
     if setup.roofs is not None:
         bottleneck.roofline(setup)
-        bottleneck.briefing(setup)
+        bottleneck_timed.briefing(setup)
         if setup.here:
-            bottleneck.timed(setup)
-    bottleneck.ledger()
-    watch.show()
-except SpecVizError as error:
-    st.error(str(error))
+            bottleneck_timed.timed(setup)
+bottleneck_timed.ledger()
+watch.show()

@@ -1,15 +1,17 @@
-"""The load of the device over time, from the monitor's samples."""
+"""The load of the device over time, from the monitor's samples, and what each round of a run made of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import plotly.graph_objects as go
 
 from specviz import format
 from specviz.figures import palette, template
+from specviz.roofline import utilization
+from specviz.trace import Ceilings, Round
 
 
 def table(samples: Sequence) -> pd.DataFrame:
@@ -42,3 +44,35 @@ def figure(data: pd.DataFrame, name: str, window_seconds: float = 60.0) -> go.Fi
     title = f"{name}: {format.percent(now)} busy now" if now is not None and pd.notna(now) else f"{name}: not told"
     return template.finish(chart, title, f"Load of {name} over the last {window_seconds:.0f} seconds.",
                            "Time since the start (s)", "Load (%)")
+
+
+def utilization_table(rounds: Iterable[Round], ceilings: Ceilings, last: int = 120) -> pd.DataFrame:
+    """Per round of a run, the latest `last` of them: the three utilizations, shares in 0..1."""
+    rows = []
+    for round_ in list(rounds)[-last:]:
+        if round_.verify_seconds > 0 and round_.target_tokens > 0:
+            used = utilization(round_, ceilings)
+            rows.append((round_.index + 1, used.model_flops, used.hardware_flops, used.model_bandwidth))
+    return pd.DataFrame(rows, columns=["round", "model_flops", "hardware_flops", "model_bandwidth"])
+
+
+def utilization_figure(data: pd.DataFrame) -> go.Figure:
+    """MFU, HFU and MBU by round, in per cent."""
+    chart = go.Figure()
+    for column, name, colour, dash in (
+            ("model_bandwidth", "MBU: bytes of a target pass over its time", palette.PLAIN, "solid"),
+            ("hardware_flops", "HFU: all arithmetic executed", palette.REJECTED, "dash"),
+            ("model_flops", "MFU: useful tokens only", palette.ACCEPTED, "solid")):
+        chart.add_scatter(x=template.numbers(data["round"]), y=template.numbers(100 * data[column]), name=name,
+                          mode="lines", line={"color": colour, "dash": dash, "width": 2.5},
+                          hovertemplate="round %{x}: " + name + " %{y:.3g} %<extra></extra>")
+    chart.update_xaxes(fixedrange=True, tickformat="d")
+    chart.update_yaxes(range=[0, 105], fixedrange=True)
+    if data.empty:
+        title = alt = "No round has been timed yet"
+    else:
+        middle = data[["model_flops", "hardware_flops", "model_bandwidth"]].median()
+        title = (f"Memory is used to {format.percent(middle.model_bandwidth)}, arithmetic to "
+                 f"{format.percent(middle.hardware_flops)}, of which useful {format.percent(middle.model_flops)}")
+        alt = f"Utilization by round, medians over {len(data)} rounds: {title}."
+    return template.finish(chart, title, alt, "Round", "Of the measured roof (%)")

@@ -5,8 +5,11 @@ Each chart is a pair: `*_table(trace, row)` is exactly what `*_figure(table)` dr
 
 from __future__ import annotations
 
+import statistics
+
 import pandas as pd
 import plotly.graph_objects as go
+from plotly.subplots import make_subplots
 
 from specviz import format
 from specviz.figures import palette, template
@@ -132,52 +135,68 @@ def seconds_figure(data: pd.DataFrame) -> go.Figure:
                            "Time (ms)")
 
 
+_WORK = (("useful target work", palette.TARGET, ""), ("wasted verification", palette.REJECTED, "x"),
+         ("draft", palette.DRAFT, "/"))
+_WAIT = (("target passes", palette.TARGET, ""), ("draft", palette.DRAFT, "/"), ("other", palette.DROPPED, "."))
+
+
 def ledger_table(trace: Trace) -> pd.DataFrame:
-    """FLOPs and seconds per emitted token, speculative against plain.
+    """FLOPs and seconds per emitted token, speculative against plain, each by its parts.
 
     The target's FLOPs are split by positions: those whose token was emitted are useful, the others were wasted
-    verification. `plain` is one plain step, per row.
+    verification. A pass takes its time as a whole, so seconds are not split that way. `plain` is one plain step, per
+    row. A row has either FLOPs (counted) or seconds (measured).
     """
     emitted = sum(len(v.emitted) for r in trace.rounds for v in r.rows)
-    rows = []
+    rows: list[tuple] = []
     if emitted:
         target = sum(r.target_cost.flops for r in trace.rounds)
         useful = sum(r.target_cost.flops * sum(len(v.emitted) for v in r.rows) / r.target_tokens for r in trace.rounds)
         draft = sum(r.draft_cost.flops for r in trace.rounds)
-        seconds = trace.seconds / emitted
-        rows += [("speculative", name, flops / emitted, seconds) for name, flops in (
+        rows += [("speculative", name, flops / emitted, None) for name, flops in (
             ("useful target work", useful), ("wasted verification", target - useful), ("draft", draft))]
+        rows += [("speculative", name, None, sum(getattr(r, f"{part}_seconds") for r in trace.rounds) / emitted)
+                 for name, part in (("target passes", "verify"), ("draft", "draft"), ("other", "other"))]
     if trace.baseline.rows and trace.baseline.cost.flops:
-        rate = trace.baseline.tokens_per_second
-        rows.append(("plain", "useful target work", trace.baseline.cost.flops / trace.baseline.rows[-1],
-                     1 / rate if rate else None))
-    return pd.DataFrame(rows, columns=["decoding", "part", "flops_per_token", "seconds_per_token"])
+        rows.append(("plain", "useful target work", trace.baseline.cost.flops / trace.baseline.rows[-1], None))
+        if rate := trace.baseline.tokens_per_second:
+            forward = statistics.median(f / s for f, s in zip(trace.baseline.forward_seconds, trace.baseline.seconds))
+            rows += [("plain", "target passes", None, forward / rate), ("plain", "other", None, (1 - forward) / rate)]
+    data = pd.DataFrame(rows, columns=["decoding", "part", "flops_per_token", "seconds_per_token"])
+    return data.astype({"flops_per_token": float, "seconds_per_token": float})
 
 
 def ledger_figure(data: pd.DataFrame) -> go.Figure:
-    """FLOPs per emitted token, stacked; the seconds per token stand at the bar's name."""
-    chart = go.Figure()
-    totals = data.groupby("decoding").flops_per_token.sum()
-    times = data.groupby("decoding").seconds_per_token.first()
-    names = {n: f"{n}<br>{format.seconds(times[n])}/token" for n in ("speculative", "plain") if n in totals.index}
-    for part, colour, pattern in (("useful target work", palette.TARGET, ""),
-                                  ("wasted verification", palette.REJECTED, "x"), ("draft", palette.DRAFT, "/")):
-        rows = data[data.part == part]
-        chart.add_bar(y=[names[n] for n in rows.decoding], x=template.numbers(rows.flops_per_token), name=part,
-                      orientation="h", marker={"color": colour, "line": {"color": palette.LINE, "width": 1},
-                                               "pattern": template.hatch(pattern)},
-                      hovertemplate="%{y}: " + part + " %{x:.3s}FLOP per token<extra></extra>")
-    chart.update_layout(barmode="stack", bargap=0.5)
-    chart.update_xaxes(rangemode="tozero", tickformat="~s", fixedrange=True)
-    chart.update_yaxes(categoryorder="array", categoryarray=list(names.values()), fixedrange=True, showgrid=False)
-    title = "FLOPs per emitted token"
-    if {"speculative", "plain"} <= set(totals.index) and times["plain"] and times["speculative"]:
-        work, wait = totals["speculative"] / totals["plain"], times["speculative"] / times["plain"]
+    """FLOPs per emitted token, stacked, and below them seconds per emitted token: two measures, two axes."""
+    chart = make_subplots(rows=2, cols=1, vertical_spacing=0.28)
+    order = [n for n in ("plain", "speculative") if (data.decoding == n).any()]
+    for place, (column, scale, parts, unit) in enumerate((("flops_per_token", 1.0, _WORK, "FLOP"),
+                                                          ("seconds_per_token", 1e3, _WAIT, "ms")), start=1):
+        for part, colour, pattern in parts:
+            rows = data[(data.part == part) & data[column].notna()]
+            known = part in {trace.name for trace in chart.data}
+            value = "%{x:.3s}FLOP" if unit == "FLOP" else "%{x:.3g} ms"
+            chart.add_bar(y=rows.decoding.tolist(), x=template.numbers(scale * rows[column]), name=part,
+                          orientation="h", legendgroup=part, showlegend=not known, row=place, col=1,
+                          marker={"color": colour, "line": {"color": palette.LINE, "width": 1},
+                                  "pattern": template.hatch(pattern)},
+                          hovertemplate="%{y}: " + part + " " + value + " per token<extra></extra>")
+    totals = data.groupby("decoding")[["flops_per_token", "seconds_per_token"]].sum()
+    title = "FLOPs and seconds per emitted token"
+    if len(order) == 2 and (totals > 0).all(axis=None):
+        work, wait = (totals.loc["speculative"] / totals.loc["plain"]).tolist()
         title = (f"Per token, {format.number(work)} times the FLOPs of plain decoding and {format.number(wait)} times "
                  "its wait")
-    said = [f"{r.decoding}, {r.part}: {format.si(r.flops_per_token, 'FLOP')}" for r in data.itertuples()]
-    return template.finish(chart, title, "Stacked bars of FLOPs per emitted token. " + "; ".join(said) + ".",
-                           "FLOPs per emitted token", "")
+    said = [f"{r.decoding}, {r.part}: " + (format.seconds(r.seconds_per_token) if pd.isna(r.flops_per_token)
+                                           else format.si(r.flops_per_token, "FLOP")) for r in data.itertuples()]
+    template.finish(chart, title, "Stacked bars of FLOPs and of seconds per emitted token. " + "; ".join(said) + ".",
+                    "", "")
+    chart.update_layout(barmode="stack", bargap=0.35)
+    chart.update_xaxes(rangemode="tozero", fixedrange=True)
+    chart.update_xaxes(title_text="FLOPs per emitted token (counted)", tickformat="~s", row=1, col=1)
+    chart.update_xaxes(title_text="Milliseconds per emitted token (measured)", row=2, col=1)
+    chart.update_yaxes(categoryorder="array", categoryarray=order[::-1], fixedrange=True, showgrid=False)
+    return chart
 
 
 def _whole_numbers(chart: go.Figure, values: pd.Series) -> None:

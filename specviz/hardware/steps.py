@@ -255,7 +255,7 @@ def width_json(step: WidthStep, ceilings: Ceilings) -> dict:
     parts = explain(step, ceilings)
     return {"positions": step.positions, "context": step.context, "seconds": step.seconds, "spread": list(step.spread),
             "flops": step.cost.flops, "bytes": step.cost.bytes, "linear_seconds": step.linear_seconds,
-            **dataclasses.asdict(parts), "error": parts.error}
+            **dataclasses.asdict(parts), "error": parts.error, "culprit": parts.culprit}
 
 
 def ceilings_json(ceilings: Ceilings) -> dict:

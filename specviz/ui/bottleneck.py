@@ -1,229 +1,197 @@
-"""The sections of the Bottleneck page. Each takes a Setup (what the controls say) and shows one thing."""
+"""The first sections of the Bottleneck page: the ceilings, the roofline with its points, the busy strip.
+
+Each takes a Setup (what the controls say) and shows one thing.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
+import pandas as pd
 import streamlit as st
 
 from specviz import format
-from specviz.costs import ModelShape
-from specviz.errors import SpecVizError
+from specviz.costs import breakdown
 from specviz.figures import busy_idle
 from specviz.figures import roofline as roofline_chart
-from specviz.figures import run as run_charts
-from specviz.figures import steps as step_charts
-from specviz.hardware import catalogue, ceilings, machine, shapes, steps
-from specviz.hardware.memory import free_memory_bytes
-from specviz.metrics import speed_up
-from specviz.models import load
+from specviz.hardware import ceilings, steps
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.roofline import batch_for_busy, modelled_seconds, point, round_points, step_cost
-from specviz.runs import STORE
-from specviz.trace import Ceilings
-from specviz.ui import preparing, stage
+from specviz.roofline import modelled_seconds, point, round_points
+from specviz.trace import MAX_K
+from specviz.ui import arithmetic, preparing, stage, task
+from specviz.ui.arithmetic import Entry
+from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 
-HERE, OWN = "This machine (measured)", "Your own"
-TARGET_BUSY, TARGET_K = 0.12, 4
-_WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
-
-@dataclass(frozen=True)
-class Setup:
-    """What the controls say: a device with its roofs, a model's shape, and a pass."""
-
-    device: str
-    here: bool
-    precision: str
-    roofs: Ceilings | None
-    shape: ModelShape
-    batch: int
-    k: int
-    context: int
-    memory: float | None = None
-    """Bytes that the device has; None where the model is not to be fitted."""
-
-    @property
-    def where(self) -> str:
-        """The device in running text."""
-        return "this machine" if self.here else self.device
-
-
-def controls() -> Setup:
-    """Device, model and pass; every one in the address."""
-    first, second, third = st.columns(3)
-    names = [HERE, *(d.name for d in catalogue.DEVICES), OWN]
-    device = first.selectbox("Device", names, key="device", bind="query-params",
-                             help="Roofs are measured here, or taken from a maker's datasheet (dense peaks)")
-    models = [s.name for s in shapes.SHAPES]
-    model = second.selectbox("Model", models, key="model", bind="query-params",
-                             help="Its shape alone is needed: nothing is downloaded")
-    if device == HERE:
-        here = machine.resolve_device("auto")
-        precision = load.resolve_precision("auto", here)
-        third.text_input("Precision", f"{precision} on {machine.device_name(here)}", disabled=True)
-        roofs, memory = ceilings.cached(here, precision), free_memory_bytes(here)
-    else:
-        chosen = _own() if device == OWN else catalogue.device(device)
-        precision = third.selectbox("Precision", list(chosen.peaks), key="peak", bind="query-params")
-        roofs, memory = chosen.ceilings(precision), chosen.memory
-        st.caption(f"Roofs: {chosen.source} {chosen.published}. {chosen.derived}")
-    first, second, third = st.columns(3)
-    batch = first.slider("Batch (rows)", 1, 256, 1, key="rows", bind="query-params")
-    k = second.slider("K (drafts)", 1, 16, TARGET_K, key="drafts", bind="query-params",
-                      help="A verify pass forwards the anchor and K drafts: K + 1 positions")
-    context = third.select_slider("Context (tokens)", [0, 32, 128, 512, 2048, 8192, 32768, 131072], 128, key="context",
-                                  bind="query-params")
-    width = _WIDTH[precision]
-    shape = shapes.shape(model)
-    shape = replace(shape, weight_bytes=width, cache_bytes=max(width, 2.0), activation_bytes=max(width, 2.0))
-    return Setup(device, device == HERE, precision, roofs, shape, batch, k, context, memory)
-
-
-def _own() -> catalogue.Device:
-    first, second, third = st.columns(3)
-    bandwidth = first.number_input("Bandwidth (GB/s)", 1.0, 100_000.0, 1000.0, key="own-bandwidth")
-    peak = second.number_input("Dense peak (TFLOP/s)", 0.01, 100_000.0, 100.0, key="own-peak")
-    memory = third.number_input("Memory (GB)", 1.0, 10_000.0, 24.0, key="own-memory")
-    return catalogue.own(bandwidth * 1e9, peak * 1e12, memory * 1e9)
+def decoding() -> bool:
+    """True while a run of this session goes: measuring beside it would spoil both."""
+    run = stage.current()
+    return run is not None and run.alive
 
 
 def measure_ceilings(setup: Setup) -> None:
     """The roofs of this machine, and the button that measures them."""
-    here = machine.resolve_device("auto")
     if setup.roofs is not None:
         first, second, third = st.columns(3)
         for place, label, value, spread, unit in (
                 (first, "Streaming read (measured)", setup.roofs.bandwidth, setup.roofs.bandwidth_spread, "B/s"),
                 (second, "Matrix product (measured)", setup.roofs.flops, setup.roofs.flops_spread, "FLOP/s")):
             place.metric(label, format.si(value, unit))
-            place.caption(f"{format.si(spread[0], unit)} to {format.si(spread[1], unit)}")
-        third.metric("Ridge", f"{format.number(setup.roofs.ridge)} FLOP/byte")
-        third.caption(f"Measured {setup.roofs.measured_at.replace('T', ' ')[:16]} UTC in {setup.precision}")
+            place.caption(f"Repetitions from {format.si(spread[0], unit)} to {format.si(spread[1], unit)}")
+        third.metric("Ridge (from both)", f"{format.number(setup.roofs.ridge)} FLOP/byte")
+        others = ceilings.other_load(setup.roofs)
+        third.caption(f"Measured {setup.roofs.measured_at.replace('T', ' ')[:16]} UTC in {setup.precision}"
+                      + ("" if others is None else f"; other programs used {format.percent(others)} of the device"))
         if warning := ceilings.steady_warning(setup.roofs):
             st.warning(warning)
     else:
-        st.info("The roofs of this machine are not measured yet: it takes under 10 seconds.")
-    if st.button("Measure the ceilings" if setup.roofs is None else "Measure again", key="measure",
-                 type="primary" if setup.roofs is None else "secondary", icon=":material/speed:"):
-        bar = st.progress(0.0, "Measuring")
-        ceilings.measure(here, setup.precision, lambda fraction, words: bar.progress(fraction, words))
-        st.rerun()
+        st.info(f"The roofs of this machine in {setup.precision} are not measured yet: it takes about 10 seconds.")
+    task.button("ceilings", "Measure the ceilings" if setup.roofs is None else "Measure again",
+                lambda tell, stop: ceilings.measure(setup.torch_device, setup.precision, tell, stop),
+                ":material/speed:", primary=setup.roofs is None, disabled=decoding(),
+                help="Wait for the run to end" if decoding() else "Streaming bandwidth and matrix throughput",
+                keep=lambda result: None)
+
+
+# ------------------------------------------------------------------------------------------ the roofline
 
 
 def roofline(setup: Setup) -> None:
-    """The roofline: modelled steps of the setup, and the last run's points where it was measured here."""
+    """The roofline with every step as a point, one of them opened, and the busy strip."""
     needed = setup.shape.stored_bytes + setup.batch * setup.context * setup.shape.cache_bytes_per_token
-    if setup.memory is not None and needed > setup.memory:
-        st.warning(f"{setup.shape.name} with this batch and context needs {format.si(needed, 'B')}, and {setup.where} "
-                   f"has {format.si(setup.memory, 'B')}: it does not fit. The figures below are as if it did.")
-    points, labels = [], []
-    for kind, k in (("plain", 0), ("verify", setup.k)):
-        cost = step_cost(setup.shape, setup.batch, k, setup.context)
-        points.append(point(kind, cost, modelled_seconds(cost, setup.roofs), setup.roofs))
-        labels.append(f"modelled, K = {k}" if k else "modelled")
+    if needed > setup.memory:
+        st.warning(f"{setup.name} with this batch and context needs {format.si(needed, 'B')}, and {setup.where} "
+                   f"has {format.si(setup.memory, 'B')}{' free' if setup.here else ''}: it does not fit. The modelled "
+                   "figures are as if it did.")
+    live = setup.here and decoding()
+    st.fragment(_roofline, run_every=1.0 if live else None)(setup, live)
+    if setup.here:
+        task.button("steps", "Time these steps here", lambda tell, stop: _time_steps(setup, tell, stop),
+                    ":material/timer:", disabled=decoding(), help=timing_help(setup))
+    strip(setup)
+
+
+def _roofline(setup: Setup, was_live: bool) -> None:
+    entries = modelled(setup) + measured(setup) + run_entries(setup)
     run = stage.current()
-    if setup.here and run is not None and run.rounds:
-        live = round_points(run.rounds[-1], run.baseline, setup.roofs)
-        points += live.values()
-        labels += ["last run"] * len(live)
-    data = roofline_chart.table(points, setup.roofs, labels)
-    chart(roofline_chart.figure(data, setup.roofs, setup.where), data, "roofline", key="roofline")
-    for p in points:
-        if p.flagged:
-            st.warning(p.warning)
-    strip = busy_idle.table(points[:2], ["plain step", f"verify of {setup.k + 1}"])
-    chart(busy_idle.figure(strip), strip, "busy-idle", key="busy")
-    st.caption("Modelled: time is what the slower of the two roofs allows, traffic and arithmetic overlapping fully. "
-               "The memory lane is full by that assumption wherever memory binds; measured steps, below, also show "
-               "what neither roof explains.")
+    if was_live:
+        run.poll()
+        if not run.alive:
+            st.rerun()
+    names = {entry.name for entry in entries}
+    headline = _named("verify", setup.k, "measured")
+    headline = headline if headline in names else _named("verify", setup.k, "modelled")
+    data = roofline_chart.table([e.point for e in entries], setup.roofs, [e.label for e in entries],
+                                [e.name for e in entries], [e.source for e in entries])
+    figure = roofline_chart.figure(data, setup.roofs, setup.where, _before(setup, data), headline)
+    chart(figure, data, "roofline", key="roofline", picks=arithmetic.PICKED)
+    st.caption(f"{setup.name}, {setup.batch} row{'s' if setup.batch > 1 else ''}, {setup.context} tokens cached. "
+               "Open symbols are modelled: the time that the slower roof allows. Filled ones are measured here; a dot "
+               "inside marks the run of the Decode page. The axes stand still while sliders move; the vertical one "
+               "changes with the device, since throughputs differ by a factor of 10,000.")
+    arithmetic.show(entries, setup.roofs, headline)
 
 
-def briefing(setup: Setup) -> None:
-    """The batch at which a plain step is 12 % busy, and the verify of 5 beside it."""
-    st.subheader("12 % and 58 %")
-    pair = batch_for_busy(setup.shape, setup.roofs, TARGET_BUSY, TARGET_K, setup.context)
-    if pair is None:
-        st.info(f"On these roofs no batch makes a plain step of {setup.shape.name} about 12 % busy at a context of "
-                f"{setup.context}: "
-                + ("one row is busier already." if setup.roofs.ridge < 5 else "each row adds traffic of its own."))
-    else:
-        st.markdown(f"**Modelled** on {setup.where}: with **{pair.batch} row{'s' if pair.batch > 1 else ''}** a plain "
-                    f"step keeps compute busy for **{format.percent(pair.plain.busy_fraction)}** of "
-                    f"{format.seconds(pair.plain.seconds)}; verifying 5 positions a row (K = 4) for "
-                    f"**{format.percent(pair.verify.busy_fraction)}** of {format.seconds(pair.verify.seconds)}.")
-    st.caption("The two figures assume: weights are read once per pass and that read sets the time; 5 positions do 5 "
-               "times the arithmetic of 1, so 12 % becomes just under 60 %; and the batch is one at which a plain step "
-               "happens to be 12 % busy. At batch 1 on a large accelerator a plain step is under 1 % busy.")
-    if setup.here and st.button("Run it on this machine", key="run-12", icon=":material/play_arrow:",
-                                help="Times plain and verify steps of the embedded model at growing batches"):
-        try:
-            model, bar = _model()
-            st.session_state["found-12"] = steps.find_busy(model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3,
-                                                           progress=lambda f, words: bar.progress(f, words))
-            bar.empty()
-        except SpecVizError as error:
-            st.error(str(error))
-    if setup.here and (found := st.session_state.get("found-12")):
-        plain, verify = found.plain.point(setup.roofs), found.verify.point(setup.roofs)
-        st.markdown(f"**Measured** here: with **{found.plain.batch} rows** a plain step is "
-                    f"**{format.percent(plain.busy_fraction)}** busy for {format.seconds(plain.seconds)}, the verify "
-                    f"of 5 **{format.percent(verify.busy_fraction)}** for {format.seconds(verify.seconds)}: "
-                    f"{format.number(verify.seconds / plain.seconds)} times the time for 5 times the arithmetic."
-                    + ("" if found.reached else " Larger batches were not tried."))
-        data = busy_idle.table([plain, verify], ["plain step", "verify of 5"])
-        chart(busy_idle.figure(data), data, "busy-idle-measured", key="busy-measured")
+def _named(kind: str, k: int, source: str) -> str:
+    return f"{kind}{f', K = {k}' if kind == 'verify' else ''} ({source})"
 
 
-def timed(setup: Setup) -> None:
-    """Steps of the embedded model by width: measured against modelled, and the speed-up they predict."""
-    st.subheader("Real steps, timed")
-    if st.button("Time the embedded model", key="time-steps", icon=":material/timer:"):
-        try:
-            model, bar = _model()
-            found = steps.measure(model, range(1, 16), [1], 128, 3, prefill=False,
-                                  progress=lambda f, words: bar.progress(f, words))
-            opened = STORE.open(find_pair(EMBEDDED).target, "auto", "auto")
-            draft = steps.draft_model(find_pair(EMBEDDED), opened, STORE)
-            found += steps.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False) if draft else []
-            st.session_state["timed"] = found
-            bar.empty()
-        except SpecVizError as error:
-            st.error(str(error))
-    if not (found := st.session_state.get("timed")):
-        return
-    target = [s for s in found if s.kind != "draft"]
-    measured = {s.k + 1: s.seconds for s in target}
-    data = step_charts.times_table(measured, {s.k + 1: modelled_seconds(s.cost, setup.roofs) for s in target})
-    chart(step_charts.times_figure(data), data, "time-by-positions", key="times")
-    worst = data.loc[data.error.abs().idxmax()]
-    st.caption(f"Modelled is the slower roof alone. The largest gap is {100 * worst.error:+.0f} % at "
-               f"{worst.positions:.0f} positions: launches and Python take a fixed time per pass, and kernels for few "
-               "rows fall short of the streaming roof.")
-    draft = next((s.seconds for s in found if s.kind == "draft"), 0.0)
-    acceptance = st.slider("Chance that a draft survives", 0.0, 1.0, 0.6, 0.05, key="alpha", bind="query-params")
-    ratios = {s.k: s.seconds / measured[1] for s in target}
-    data = step_charts.speedup_table(range(0, 16), acceptance, draft / measured[1], ratios)
+def modelled(setup: Setup) -> list[Entry]:
+    """Plain, verify at each K, draft and prefill as the roofs allow them."""
+    found = []
+    for kind, k, shape, new, logits in [
+            ("plain", 0, setup.shape, 1, 1), *(("verify", k, setup.shape, k + 1, k + 1) for k in range(1, MAX_K + 1)),
+            ("draft", 0, setup.draft, 1, 1), ("prefill", 0, setup.shape, setup.context, 0)]:
+        if new == 0:
+            continue
+        contexts = [0 if kind == "prefill" else setup.context] * setup.batch
+        parts = breakdown(shape, [new] * setup.batch, contexts, logits * setup.batch)
+        spot = point(kind, parts.cost, modelled_seconds(parts.cost, setup.roofs), setup.roofs)
+        label = f"K = {k}" if k in (setup.k, MAX_K) else kind if kind in ("plain", "prefill") else ""
+        found.append(Entry(_named(kind, k, "modelled"), spot, "modelled", label, parts))
+    return found
+
+
+def measured(setup: Setup) -> list[Entry]:
+    """What was timed here for this model in this precision, if anything was."""
+    kept = st.session_state.get("steps")
+    if not setup.here or kept is None or kept[0] != (setup.name, setup.precision):
+        return []
+    found = []
+    for step, shape in kept[1]:
+        new = step.context if step.kind == "prefill" else step.k + 1
+        parts = breakdown(shape, [new] * step.batch, [0 if step.kind == "prefill" else step.context] * step.batch,
+                          0 if step.kind == "prefill" else step.batch * new)
+        found.append(Entry(_named(step.kind, step.k, "measured"), step.point(setup.roofs), "measured", "", parts))
+    return found
+
+
+def run_entries(setup: Setup) -> list[Entry]:
+    """The latest round of the session's run, if it ran in this precision on this machine."""
     run = stage.current()
-    real = speed_up(run.rounds, run.baseline) if run is not None and run.rounds else None
-    chart(step_charts.speedup_figure(data, (run.settings.k, real) if real else None), data, "speed-up", key="speed-up")
+    if not setup.here or run is None or not run.rounds or run.machine is None:
+        return []
+    if (run.machine.device, run.machine.precision) != (setup.torch_device, setup.precision):
+        return []
+    points = round_points(run.rounds[-1], run.baseline, setup.roofs)
+    return [Entry(f"{kind} (round {len(run.rounds)} of the last run)", p, "run", "run" if kind == "verify" else "")
+            for kind, p in points.items()]
 
 
-def ledger() -> None:
-    """FLOPs per token of the run on the Decode page."""
-    st.subheader("FLOPs go up, waiting goes down")
-    trace = stage.shown_trace()
-    if trace is None:
-        st.info("Run something on the Decode page: its ledger appears here.")
-        return
-    data = run_charts.ledger_table(trace)
-    chart(run_charts.ledger_figure(data), data, "flop-ledger", key="ledger")
+def _before(setup: Setup, data: pd.DataFrame) -> pd.DataFrame | None:
+    """The modelled points of the setting before this one on the same device, to be drawn faintly."""
+    now = (setup.device, setup.precision, setup.name, setup.batch, setup.k, setup.context)
+    points = data[data.name.isin([_named("plain", 0, "modelled"), _named("verify", setup.k, "modelled")])]
+    shown = st.session_state.get("roofline-shown")
+    if shown is not None and shown[0] != now:
+        st.session_state["roofline-before"] = shown
+    st.session_state["roofline-shown"] = (now, points)
+    before = st.session_state.get("roofline-before")
+    return before[1] if before is not None and before[0][:2] == now[:2] and before[0] != now else None
 
 
-def _model():
-    """The embedded target, fetched and loaded if need be, and the progress bar that told of it."""
-    bar = st.progress(0.0, "Opening the embedded model")
-    source = find_pair(EMBEDDED).target
-    opened = STORE.open(source, "auto", "auto", lambda p: bar.progress(preparing.fraction(p), preparing.words(p)))
-    return opened.model, bar
+def timing_help(setup: Setup) -> str:
+    """Whose steps a button times."""
+    return ("Times the embedded weights" if setup.embedded else "Times a model of this shape with random weights: "
+            "the time of a pass does not depend on what they say")
+
+
+def _time_steps(setup: Setup, tell, stop) -> tuple:
+    """Time plain, verify at each K up to 8 and the chosen one, prefill and draft; with the shape of each model."""
+    model, draft = models(setup, tell, stop)
+    ks = sorted({*range(1, 9), setup.k})
+    found = steps.measure(model, ks, [setup.batch], setup.context, 3, stop=stop,
+                          progress=lambda f, words: tell(0.85 * f, words))
+    timed = [(step, model.shape) for step in found]
+    if draft is not None:
+        timed += [(step, draft.shape) for step in steps.measure(
+            draft, [0], [setup.batch], setup.context, 3, kind="draft", prefill=False, stop=stop,
+            progress=lambda f, _: tell(0.85 + 0.15 * f, "Draft steps"))]
+    return (setup.name, setup.precision), timed
+
+
+def models(setup: Setup, tell, stop) -> tuple:
+    """The model to time and one that drafts for it, its own first layers."""
+    from specviz.drafters.autoregressive import first_layers_module
+    from specviz.models import random_weights
+    from specviz.models.causal import CausalModel
+    from specviz.runs import STORE
+
+    if setup.embedded:
+        pair = find_pair(EMBEDDED)
+        opened = STORE.open(pair.target, setup.torch_device, setup.precision,
+                            lambda p: tell(preparing.fraction(p), preparing.words(p)), stop)
+        return opened.model, steps.draft_model(pair, opened, STORE)
+    model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, tell, stop)
+    return model, CausalModel(first_layers_module(model, max(1, model.layers // 5))) if model.layers > 1 else None
+
+
+def strip(setup: Setup) -> None:
+    """Busy and idle, drawn to time: a plain step and the verify step, measured where they were timed."""
+    found = {e.name: e for e in measured(setup) + modelled(setup)}
+    source = "measured" if _named("verify", setup.k, "measured") in found else "modelled"
+    pair = [found[_named(kind, k, source)].point for kind, k in (("plain", 0), ("verify", setup.k))]
+    data = busy_idle.table(pair, ["plain step", f"verify of {setup.k + 1}"])
+    chart(busy_idle.figure(data), data, "busy-idle", key="busy")
+    st.caption("Measured on this machine; what neither lane explains is idle in both." if source == "measured" else
+               "Modelled: traffic and arithmetic overlap fully, so the lane that binds is full by assumption. Measured "
+               "steps also show what neither roof explains.")

@@ -65,20 +65,23 @@ def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = None, key: str | None = None) -> None:
+def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = None, key: str | None = None,
+          picks: str | None = None) -> None:
     """Show a figure under its title, with a table of exactly what it draws and exports as SVG, PNG, HTML and CSV.
 
     `name` names the files. `alt`: text for those who cannot see it (by default the figure's own). `key`: unique on the
-    page; made of the name if not given.
+    page; made of the name if not given. `picks`: a key of the session's state that a click on a point sets to the
+    point's custom data.
     """
     key = key or export.safe_name(name)
     file = export.safe_name(name)
     with st.container(key=f"{key}-chart", gap="small"):
         if title := template.title_of(figure):
             st.markdown(f"**{_plain(title)}**")
+        click = {"on_select": lambda: _pick(key, picks), "selection_mode": "points"} if picks else {}
         st.plotly_chart(template.for_screen(figure, dark()), theme=None, key=key, alt=alt or template.alt_of(figure),
                         config={"displaylogo": False, "modeBarButtons": [["toImage"]],
-                                "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1}})
+                                "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1}}, **click)
         with st.container(horizontal=True, gap="small"):
             with st.popover("Numbers", icon=":material/table:", type="tertiary"):
                 st.dataframe(data, hide_index=True, key=f"{key}-table")
@@ -92,6 +95,13 @@ def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = No
                     st.download_button("HTML", lambda: export.html(figure, name), f"{file}.html", "text/html",
                                        key=f"{key}-html", on_click="ignore", width="stretch",
                                        help="A page that works offline (about 5 MB)")
+
+
+def _pick(key: str, target: str) -> None:
+    """A click on a point: what it stands for goes to the session's state."""
+    points = st.session_state[key]["selection"]["points"]
+    if points and (chosen := points[0].get("customdata")):
+        st.session_state[target] = chosen[0] if isinstance(chosen, list) else chosen
 
 
 def _plain(text: str) -> str:

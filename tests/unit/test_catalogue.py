@@ -89,8 +89,8 @@ def test_weights_are_as_wide_as_the_config_says(quantised, bytes_):
 
 
 @pytest.mark.parametrize("text,words", [("", "no JSON"), ("{", "no JSON"), ("[1]", "no model_type"),
-                                        ("{}", "no model_type"), ("[" * 100_000, "no JSON"), ("x" * 1_000_001, "larger than any"),
-                                        (b"\xff\xfe", "no JSON")])
+                                        ("{}", "no model_type"), ("[" * 100_000, "no JSON"),
+                                        ("x" * 1_000_001, "larger than any"), (b"\xff\xfe", "no JSON")])
 def test_what_is_no_config_is_refused_in_a_sentence(text, words):
     with pytest.raises(SettingsError, match=words):
         shapes.parse_config(text)

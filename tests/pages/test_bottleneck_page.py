@@ -1,0 +1,207 @@
+"""The Bottleneck page through Streamlit's own test runner: first paint, measuring and Stop, other devices and models,
+points that open, and bad input as sentences."""
+
+import dataclasses
+import json
+import re
+import time
+
+import pytest
+
+from specviz.hardware import ceilings, facts, shapes, steps
+from specviz.ui import arithmetic, watch
+
+CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
+
+
+@pytest.fixture
+def open_page(open_app, monkeypatch):
+    """open_page(**address parameters) -> the running page, with roofs of its own: whatever was measured before."""
+    roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1.9e10, 2.1e10), (1.3e11, 1.5e11),
+                              "2026-01-01T00:00:00+00:00")
+    monkeypatch.setattr(ceilings, "cached", lambda device, precision: dataclasses.replace(roofs, precision=precision))
+
+    def start(**parameters):
+        app = open_app()
+        for name, value in parameters.items():
+            app.query_params[name] = value
+        return app.switch_page("pages/bottleneck.py").run()
+
+    return start
+
+
+def sentences(app) -> str:
+    return " ".join(element.value for kind in (app.error, app.warning, app.info) for element in kind)
+
+
+def texts(app) -> str:
+    return " ".join(element.value for kind in (app.markdown, app.caption) for element in kind)
+
+
+def ended(app, key, seconds=120):
+    """Rerun, as the browser's polling does, until a measurement has ended."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        app.run()
+        if f"{key}-task" not in app.session_state or app.session_state[f"{key}-task"].state != "working":
+            return app.run()
+        time.sleep(0.2)
+    raise AssertionError(f"still working: {app.session_state[f'{key}-task'].words}")
+
+
+def test_first_paint_models_every_step_on_the_measured_roofs(open_page):
+    app = open_page()
+    assert not app.exception and not app.error
+    opened = app.selectbox(arithmetic.PICKED)
+    assert len(opened.options) == 1 + 16 + 1 + 1, "plain, verify at each K, draft and prefill"
+    assert opened.value == "verify, K = 4 (modelled)"
+    assert "12 % and 58 %" in " ".join(s.value for s in app.subheader)
+    assert "The two figures assume" in texts(app)
+
+
+def test_an_unmeasured_machine_says_so_and_still_shows_the_ledger(open_app, monkeypatch):
+    monkeypatch.setattr(ceilings, "cached", lambda device, precision: None)
+    app = open_app().switch_page("pages/bottleneck.py").run()
+    assert not app.exception
+    assert "not measured yet" in sentences(app)
+    assert app.button("ceilings-button").label == "Measure the ceilings"
+    assert any("FLOPs go up" in s.value for s in app.subheader)
+
+
+def test_another_device_and_model_are_modelled_with_their_source(open_page):
+    app = open_page(**CATALOGUE)
+    assert not app.exception and not app.error
+    assert "NVIDIA H100 Tensor Core GPU datasheet" in texts(app)
+    assert re.search(r"with \*\*\d+ rows\*\* a plain step keeps compute busy for \*\*12 %\*\*", texts(app))
+    assert "ceilings-button" not in [b.key for b in app.button], "nothing is measured on a machine that is elsewhere"
+
+
+@pytest.mark.parametrize("name", list(shapes.CONFIGS))
+def test_every_built_in_shape_can_be_put_on_a_device(open_page, name):
+    app = open_page(**CATALOGUE | {"shape": name})
+    assert not app.exception and not app.error
+
+
+def test_a_point_opens_to_its_arithmetic(open_page):
+    app = open_page(**CATALOGUE)
+    app.selectbox(arithmetic.PICKED).set_value("plain (modelled)").run()
+    shown = next(d.value for d in app.dataframe if "How" in d.value.columns and "Kind" in d.value.columns)
+    said = dict(zip(shown.What, shown.Value))
+    assert said["Roof that binds"] == "memory" and said["Neither"] == "0 %"
+    assert said["FLOPs"].endswith("GFLOP") and "feed-forward" in shown.How[0]
+    assert set(shown.Kind) <= {"counted", "measured", "modelled", "recorded"}
+
+
+def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, monkeypatch):
+    kept = {}
+    roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1e10, 3e10), (1e11, 2e11), "2026-01-01T00:00:00+00:00")
+
+    def measure(device, precision, tell, stop):
+        tell(0.5, "halfway")
+        deadline = time.monotonic() + 1.0
+        while time.monotonic() < deadline and not stop():
+            time.sleep(0.05)
+        kept["roofs"] = dataclasses.replace(roofs, device=device, precision=precision)
+
+    monkeypatch.setattr(ceilings, "measure", measure)
+    monkeypatch.setattr(ceilings, "cached", lambda device, precision: kept.get("roofs"))
+    app = open_app().switch_page("pages/bottleneck.py").run()
+    app.button("ceilings-button").click().run()
+    assert app.session_state["ceilings-task"].state == "working"
+    app = ended(app, "ceilings")
+    assert not app.exception
+    assert app.button("ceilings-button").label == "Measure again"
+    assert "differ" in sentences(app) or "times the median" in sentences(app), "a wide spread is told"
+
+
+def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
+    def slow(*_, stop, **__):
+        while not stop():
+            time.sleep(0.02)
+        raise ceilings.Stopped("Stopped.")
+
+    monkeypatch.setattr(steps, "measure", slow)
+    app = open_page()
+    app.button("steps-button").click().run()
+    app.button("steps-stop").click().run()
+    app = ended(app, "steps")
+    assert "Stopped: nothing was kept." in sentences(app)
+    assert "steps" not in app.session_state
+
+
+def test_real_steps_become_measured_points(open_page):
+    app = open_page(cached="32")
+    app.button("steps-button").click().run()
+    app = ended(app, "steps", 240)
+    assert not app.exception, app.exception
+    measured = [o for o in app.selectbox(arithmetic.PICKED).options if "measured" in o]
+    assert {"plain (measured)", "prefill (measured)", "draft (measured)", "verify, K = 8 (measured)"} <= set(measured)
+
+
+def test_a_shape_that_does_not_fit_is_modelled_and_refused_with_the_reason(open_page, monkeypatch):
+    monkeypatch.setattr("specviz.models.random_weights.free_memory_bytes", lambda device: 10**9)
+    app = open_page(shape="Qwen3-32B")
+    assert "does not fit" in sentences(app)
+    app.button("steps-button").click().run()
+    app = ended(app, "steps")
+    assert re.search(r"Qwen3-32B with random weights needs about .* only be modelled", sentences(app))
+
+
+@pytest.mark.parametrize("shape,words", [("GPT-9", "Hub id such as"), ("no/such/model", "Hub id such as")])
+def test_a_model_that_is_no_model_is_a_sentence(open_page, shape, words):
+    app = open_page(shape=shape)
+    assert not app.exception
+    assert words in sentences(app)
+
+
+@pytest.mark.parametrize("text,words", [
+    ("not json", "no JSON"), ("{}", "no model_type"), ('{"model_type": "mamba"}', "cannot be counted"),
+    ('{"model_type": "llama", "hidden_size": "wide"}', "lacks a usable")])
+def test_a_pasted_config_that_is_none_is_a_sentence(open_page, text, words):
+    app = open_page()
+    app.text_area("config-text").set_value(text).run()
+    assert not app.exception
+    assert words in sentences(app)
+
+
+def test_a_pasted_config_is_put_on_the_device(open_page):
+    app = open_page(**CATALOGUE)
+    app.text_area("config-text").set_value(json.dumps(shapes.CONFIGS["Qwen3-4B"])).run()
+    assert not app.exception and not app.error
+    assert "your qwen3" in texts(app)
+
+
+@pytest.mark.parametrize("parameters", [{"chip": "H900"}, {"rows": "-3"}, {"drafts": "banana"}, {"cached": "7"},
+                                        {"peak": "fp64"}])
+def test_an_address_with_nonsense_falls_back_to_defaults(open_page, parameters):
+    app = open_page(**parameters)
+    assert not app.exception and not app.error
+    assert app.slider("drafts").value == 4 and app.slider("rows").value == 1
+
+
+def test_a_run_is_watched_with_its_utilizations_and_its_points(open_page, finish):
+    app = open_page()
+    app.button("live-run").click().run()
+    app = finish(app, 240)
+    assert not app.exception
+    assert app.session_state["run"].rounds
+    assert "MFU counts emitted tokens only" in texts(app)
+    assert any("of the last run" in o for o in app.selectbox(arithmetic.PICKED).options)
+    assert "Your last run" in texts(app)
+
+
+def test_the_monitor_stops_when_the_last_watcher_leaves():
+    held = watch.Watch()
+    held.samples("one")
+    held.samples("two")
+    held.leave("one")
+    assert held.monitor.running
+    held.leave("two")
+    assert not held.monitor.running
+
+
+def test_a_busy_machine_is_told_on_screen(open_page, monkeypatch):
+    monkeypatch.setattr(facts, "read", lambda kind, key: {"measured_at": "2026-01-01T00:00:00+00:00", "others": 0.6})
+    app = open_page()
+    assert "other programs used 60 % of the device" in sentences(app)
+    assert app.button("ceilings-button").label == "Measure again"
