@@ -8,6 +8,7 @@ import time
 import pytest
 
 from specviz import trace as traces
+from specviz.runs import ModelStore
 from specviz.trace import Settings
 from specviz.ui import preparing, stage
 
@@ -115,7 +116,13 @@ def prepared(app, seconds=60):
     raise AssertionError("the preparation did not end")
 
 
-def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, monkeypatch):
+@pytest.fixture
+def nothing_loaded(monkeypatch):
+    """No model is in memory yet, as in a fresh process."""
+    monkeypatch.setattr("specviz.runs.STORE", ModelStore())
+
+
+def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, nothing_loaded, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_FIND_LINKS", "")
@@ -125,7 +132,7 @@ def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, 
     assert any("tokens per target pass" in m.value for m in app.markdown)
 
 
-def test_no_room_on_disk_is_a_sentence(open_app, empty_home, monkeypatch):
+def test_no_room_on_disk_is_a_sentence(open_app, empty_home, nothing_loaded, monkeypatch):
     monkeypatch.setattr("specviz.models.needs.free_disk_bytes", lambda folder: 1000)
     app = prepared(open_app())
     assert not app.exception
