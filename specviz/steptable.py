@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
-from specviz.costs import ModelShape, pass_cost
+from specviz.costs import ModelShape, breakdown
 from specviz.scheduling import RoundCosts, StepCosts
 from specviz.trace import Ceilings, Settings
 
@@ -219,20 +219,22 @@ class ModelledPass:
 
     def __init__(self, shape: ModelShape, ceilings: Ceilings, context: int, overhead: float = 0.0):
         self.shape, self.ceilings, self.context, self.overhead = shape, ceilings, context, overhead
-        one, empty = pass_cost(shape, [1], [context], 0), pass_cost(shape, [1], [0], 0)
-        self._row_bytes = one.bytes - empty.bytes
-        """Reading one row's cache."""
-        self._token_flops = one.flops - empty.flops
-        """Attention of one token over one row's cache."""
-        self._weights = lru_cache(maxsize=65536)(lambda tokens: pass_cost(shape, [tokens], [0], tokens))
+        one = breakdown(shape, [1], [context], 0)
+        self._row_bytes = one.bytes["cache read"]
+        self._token_flops = one.flops["attention"]
+        self._without_cache = lru_cache(maxsize=65536)(self._linear)
 
     def __call__(self, tokens: int, rows: int = 1) -> float:
         if tokens <= 0:
             return 0.0
-        # one row of all the tokens, without a cache, then each row's cache: linear layers see tokens, not rows
-        cost = self._weights(tokens)
-        flops, moved = cost.flops + tokens * self._token_flops, cost.bytes + rows * self._row_bytes
+        flops, moved = self._without_cache(tokens)
+        flops, moved = flops + tokens * self._token_flops, moved + rows * self._row_bytes
         return max(flops / self.ceilings.flops, moved / self.ceilings.bandwidth) + self.overhead
+
+    def _linear(self, tokens: int) -> tuple[int, int]:
+        """FLOPs and bytes of all but attention: linear layers see tokens, not rows."""
+        parts = breakdown(self.shape, [tokens], [0], tokens)
+        return sum(parts.flops.values()) - parts.flops["attention"], sum(parts.bytes.values())
 
 
 class Share:

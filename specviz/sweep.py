@@ -108,6 +108,8 @@ class Sweep(Worker):
         self.cells: dict[Key, Cell] = {}
         self.ceilings: Ceilings | None = None
         self.device = self.precision = ""
+        self.only: Key | None = None
+        """A single cell to measure at the next start, of the order or not."""
         self._store = store
 
     @property
@@ -135,12 +137,12 @@ class Sweep(Worker):
             self.tell("Measuring this machine's ceilings, once")
             self.ceilings = ceilings.measure(target.device, target.precision, stop=self.stopping, quick=True)
         prompts: dict[int, tuple[str, list[int]]] = {}
-        total = len(order.keys)
-        for k, batch, context in self.missing:
+        wanted, self.only = [self.only] if self.only else self.missing, None
+        for i, (k, batch, context) in enumerate(wanted):
             if self.stopping():
                 return
             words = f"K = {k}, batch {batch}" + (f", context {context}" if context else "")
-            self.tell(words, len(self.cells) / total)
+            self.tell(f"{words}: cell {i + 1} of {len(wanted)}", i / len(wanted))
             if context not in prompts:
                 prompts[context] = bring_to(target.tokenizer, order.text, context, self.pair.name == "toy")
             text, ids = prompts[context]
