@@ -38,7 +38,7 @@ class AutoregressiveDrafter:
         self._texts[row] = list(prompt)
         self._forwarded[row] = list(prompt[:-1])
         if len(prompt) > 1:
-            self.model.forward(self._cache, [row], [prompt[:-1]], logits=False)
+            self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
         tokens: list[list[int]] = [[] for _ in requests]
@@ -50,7 +50,7 @@ class AutoregressiveDrafter:
         while feed:
             rows = [requests[i].row for i in feed]
             contexts = [self._cache.lengths[row] for row in rows]
-            out = self.model.forward(self._cache, rows, list(feed.values()), logits=[1] * len(rows))
+            out = self.model.forward(self._cache, rows, list(map(self._known, feed.values())), logits=[1] * len(rows))
             cost = pass_cost(self.model.shape, [len(t) for t in feed.values()], contexts, len(rows))
             forwarded, flops, moved = forwarded + sum(map(len, feed.values())), flops + cost.flops, moved + cost.bytes
             following = {}
@@ -69,6 +69,12 @@ class AutoregressiveDrafter:
         return Proposal(
             tokens, [torch.stack(p) for p in probs], [torch.stack(x) for x in logits], forwarded, Cost(flops, moved)
         )
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """Tokens as the drafter can read them: a padding id that only the target has is read as token 0. That can
+        cost acceptance and nothing else, since q is what the drafter says after it."""
+        size = self.model.embedding.shape[0]
+        return [token if token < size else 0 for token in tokens]
 
     def _fit(self, logits: torch.Tensor) -> torch.Tensor:
         """[V of the drafter] -> [V of the target]: padding ids that only one of them has are never drafted."""

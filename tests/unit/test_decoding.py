@@ -5,6 +5,7 @@ from collections import Counter
 import pytest
 import torch
 from scipy import stats
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.decoding import Measurements, decode
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
@@ -200,6 +201,25 @@ def test_sampled_texts_follow_the_targets_law(toy_target, toy_draft, drafter):
     if rest > 1e-6:
         observed, expected = [*observed, 3000 - sum(observed)], [*expected, rest]
     assert stats.chisquare(observed, expected).pvalue > 1e-3
+
+
+def test_vocabularies_padded_differently_draft_for_each_other(toy_draft):
+    """A target with more ids than its drafter, and one with fewer: padding ids that the target emits do not break the
+    drafter, and the drafter never proposes ids that the target lacks."""
+    def padded(size):
+        torch.manual_seed(0)
+        config = LlamaConfig(**toy_draft.config.to_dict() | {"vocab_size": size, "tie_word_embeddings": False})
+        return CausalModel(LlamaForCausalLM(config))
+
+    for sizes in ((9, 6), (6, 9)):
+        target, draft = map(padded, sizes)
+        settings = Settings(k=3, temperature=2.0, max_new_tokens=40)
+        drafter = AutoregressiveDrafter(draft, target.vocab_size, settings)
+        rounds = list(decode(target, drafter, [[0, 1]] * 4, settings))
+        emitted = {t for r in rounds for v in r.rows for t in v.emitted}
+        assert max(emitted) == sizes[0] - 1
+        assert all(x.draft_token is None or x.draft_token < min(sizes)
+                   for r in rounds for v in r.rows for x in v.positions)
 
 
 @pytest.mark.parametrize("prompts, words", [
