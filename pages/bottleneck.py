@@ -13,13 +13,14 @@ try:
 except SpecVizError as error:
     st.error(str(error))
     setup = None
-if setup is not None:
-    if setup.here:
-        bottleneck.measure_ceilings(setup)
-    if setup.roofs is not None:
-        bottleneck.roofline(setup)
-        bottleneck_timed.briefing(setup)
-        if setup.here:
-            bottleneck_timed.timed(setup)
-bottleneck_timed.ledger()
+measured = setup is not None and setup.roofs is not None
+if setup is not None and setup.here:
+    bottleneck.measure_ceilings(setup)
+if measured:
+    bottleneck.roofline(setup)
 watch.show()
+if measured:
+    bottleneck_timed.briefing(setup)
+    if setup.here:
+        bottleneck_timed.timed(setup)
+bottleneck_timed.ledger()

@@ -177,7 +177,9 @@ def explained(seconds: float, cost: Cost, ceilings: Ceilings, dispatch: float | 
     """Take a measured pass apart. What was not measured (None) counts as nothing and so falls to the rest."""
     roofs = modelled_seconds(cost, ceilings)
     allowed = modelled_seconds(linear_cost, ceilings) if linear_cost else 0.0
-    kernels = 0.0 if linear_seconds is None else max(0.0, linear_seconds - allowed)
+    left = max(0.0, seconds - roofs - (dispatch or 0.0))
+    # timed apart from the pass, the products may come out longer than the whole of it: no more is ascribed than is left
+    kernels = 0.0 if linear_seconds is None else min(left, max(0.0, linear_seconds - allowed))
     return Explained(roofs, dispatch or 0.0, kernels, seconds - roofs - (dispatch or 0.0) - kernels)
 
 

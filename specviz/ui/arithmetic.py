@@ -64,8 +64,8 @@ def show(entries: list[Entry], roofs: Ceilings, default: str) -> None:
     chosen = st.selectbox("Open a point", names, key=PICKED,
                           help="Or click its dot. Every number of a point, and how it comes about.")
     entry = entries[names.index(chosen)]
-    st.dataframe(table(entry, roofs), hide_index=True, key="arithmetic", width="stretch", height="content",
-                 column_config={"How": st.column_config.TextColumn(width="large")})
+    with st.container(key="arithmetic"):
+        st.table(table(entry, roofs).set_index("What"))  # a plain table: its cells wrap, and screen readers read it
     if entry.point.flagged:
         st.warning(entry.point.warning)
 

@@ -38,15 +38,24 @@ def texts(app) -> str:
     return " ".join(element.value for kind in (app.markdown, app.caption) for element in kind)
 
 
+def kept(app, key):
+    """What the session keeps under a key, or None. (`in` does not work on the test runner's state.)"""
+    try:
+        return app.session_state[key]
+    except (KeyError, AttributeError):
+        return None
+
+
 def ended(app, key, seconds=120):
     """Rerun, as the browser's polling does, until a measurement has ended."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         app.run()
-        if f"{key}-task" not in app.session_state or app.session_state[f"{key}-task"].state != "working":
+        task = kept(app, f"{key}-task")
+        if task is None or task.state != "working":
             return app.run()
         time.sleep(0.2)
-    raise AssertionError(f"still working: {app.session_state[f'{key}-task'].words}")
+    raise AssertionError(f"still working: {task.words}")
 
 
 def test_first_paint_models_every_step_on_the_measured_roofs(open_page):
@@ -85,15 +94,15 @@ def test_every_built_in_shape_can_be_put_on_a_device(open_page, name):
 def test_a_point_opens_to_its_arithmetic(open_page):
     app = open_page(**CATALOGUE)
     app.selectbox(arithmetic.PICKED).set_value("plain (modelled)").run()
-    shown = next(d.value for d in app.dataframe if "How" in d.value.columns and "Kind" in d.value.columns)
-    said = dict(zip(shown.What, shown.Value))
+    shown = app.table[0].value
+    said = shown.Value.to_dict()
     assert said["Roof that binds"] == "memory" and said["Neither"] == "0 %"
-    assert said["FLOPs"].endswith("GFLOP") and "feed-forward" in shown.How[0]
+    assert said["FLOPs"].endswith("GFLOP") and "feed-forward" in shown.How["FLOPs"]
     assert set(shown.Kind) <= {"counted", "measured", "modelled", "recorded"}
 
 
 def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, monkeypatch):
-    kept = {}
+    found = {}
     roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1e10, 3e10), (1e11, 2e11), "2026-01-01T00:00:00+00:00")
 
     def measure(device, precision, tell, stop):
@@ -101,10 +110,10 @@ def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, mo
         deadline = time.monotonic() + 1.0
         while time.monotonic() < deadline and not stop():
             time.sleep(0.05)
-        kept["roofs"] = dataclasses.replace(roofs, device=device, precision=precision)
+        found["roofs"] = dataclasses.replace(roofs, device=device, precision=precision)
 
     monkeypatch.setattr(ceilings, "measure", measure)
-    monkeypatch.setattr(ceilings, "cached", lambda device, precision: kept.get("roofs"))
+    monkeypatch.setattr(ceilings, "cached", lambda device, precision: found.get("roofs"))
     app = open_app().switch_page("pages/bottleneck.py").run()
     app.button("ceilings-button").click().run()
     assert app.session_state["ceilings-task"].state == "working"
@@ -126,16 +135,40 @@ def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
     app.button("steps-stop").click().run()
     app = ended(app, "steps")
     assert "Stopped: nothing was kept." in sentences(app)
-    assert "steps" not in app.session_state
+    assert kept(app, "steps") is None
 
 
-def test_real_steps_become_measured_points(open_page):
+TINY = json.dumps({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+                   "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256})
+
+
+def test_steps_of_any_config_are_timed_with_random_weights_and_become_measured_points(open_page):
     app = open_page(cached="32")
+    app.text_area("config-text").set_value(TINY).run()
     app.button("steps-button").click().run()
-    app = ended(app, "steps", 240)
-    assert not app.exception, app.exception
+    app = ended(app, "steps")
+    assert not app.exception and not app.error, sentences(app)
     measured = [o for o in app.selectbox(arithmetic.PICKED).options if "measured" in o]
     assert {"plain (measured)", "prefill (measured)", "draft (measured)", "verify, K = 8 (measured)"} <= set(measured)
+
+
+def test_widths_of_1_to_32_are_timed_explained_and_predict_a_speed_up(open_page):
+    app = open_page()
+    app.text_area("config-text").set_value(TINY).run()
+    app.button("widths-button").click().run()
+    app = ended(app, "widths")
+    assert not app.exception and not app.error, sentences(app)
+    assert [w.positions for w in app.session_state["widths"][1][0]] == list(range(1, 33))
+    assert "The model is within 25" in texts(app) and "Predicted: E" in texts(app)
+
+
+def test_the_12_per_cent_are_looked_for_by_running(open_page):
+    app = open_page()
+    app.text_area("config-text").set_value(TINY).run()
+    app.button("found-12-button").click().run()
+    app = ended(app, "found-12", 240)
+    assert not app.exception and not app.error, sentences(app)
+    assert "**Measured** here" in texts(app)
 
 
 def test_a_shape_that_does_not_fit_is_modelled_and_refused_with_the_reason(open_page, monkeypatch):
@@ -179,15 +212,23 @@ def test_an_address_with_nonsense_falls_back_to_defaults(open_page, parameters):
     assert app.slider("drafts").value == 4 and app.slider("rows").value == 1
 
 
-def test_a_run_is_watched_with_its_utilizations_and_its_points(open_page, finish):
+def test_a_run_is_watched_with_its_utilizations_and_its_points(open_page):
     app = open_page()
     app.button("live-run").click().run()
-    app = finish(app, 240)
+    run, deadline = app.session_state["run"], time.monotonic() + 200
+    while len(run.rounds) < 2 and run.alive and time.monotonic() < deadline:
+        app.run()
+        time.sleep(0.2)
+    app.run()
     assert not app.exception
-    assert app.session_state["run"].rounds
+    assert run.rounds, run.error
+    assert app.button("steps-button").disabled or not run.alive, "no measuring beside a run"
+    app.button("live-stop").click().run()
+    run.join(60)
+    app.run()
+    assert not app.exception
     assert "MFU counts emitted tokens only" in texts(app)
     assert any("of the last run" in o for o in app.selectbox(arithmetic.PICKED).options)
-    assert "Your last run" in texts(app)
 
 
 def test_the_monitor_stops_when_the_last_watcher_leaves():

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 
 from specviz import format
-from specviz.figures import busy_idle, palette, roofline, run, template
+from specviz.figures import busy_idle, load, palette, roofline, run, steps, template
+from specviz.hardware import catalogue
 from specviz.roofline import point
 from specviz.trace import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
 
@@ -66,7 +67,62 @@ def test_ledger_adds_up_to_the_counted_flops(trace):
     assert speculative.flops_per_token.sum() == pytest.approx(4 * (4000 + 300) / 10)
     useful = speculative[speculative.part == "useful target work"].flops_per_token.item()
     assert useful == pytest.approx(4000 / 4)
-    assert data[data.decoding == "plain"].flops_per_token.item() == 1000
+    assert data[data.decoding == "plain"].flops_per_token.sum() == 1000
+    assert not (data.flops_per_token.notna() & data.seconds_per_token.notna()).any()
+
+
+def test_ledger_has_seconds_as_bars_of_their_own(trace):
+    data = run.ledger_table(trace)
+    times = data[data.seconds_per_token.notna()].set_index(["decoding", "part"]).seconds_per_token
+    assert times["speculative"].sum() == pytest.approx(trace.seconds / 10)
+    assert times["speculative", "target passes"] == pytest.approx(4 * 0.05 / 10)
+    assert times["plain"].sum() == pytest.approx(1 / trace.baseline.tokens_per_second)
+    figure = run.ledger_figure(data)
+    assert "per emitted token (counted)" in figure.layout.xaxis.title.text
+    assert "per emitted token (measured)" in figure.layout.xaxis2.title.text
+    assert {bar.xaxis for bar in figure.data} == {"x", "x2"}
+
+
+WIDTHS = [{"positions": n, "seconds": 0.1 * n, "spread": [0.09 * n, 0.12 * n], "roofs": 0.03, "dispatch": 0.02,
+           "kernels": 0.1 * n - 0.06, "rest": 0.01, "error": 0.05 / (0.1 * n) - 1, "culprit": "slow products"}
+          for n in (1, 2, 4)]
+
+
+def test_widths_are_charted_with_their_error_and_where_their_time_goes():
+    data = steps.widths_table(WIDTHS)
+    assert data.modelled_seconds.tolist() == [0.05] * 3
+    assert "4 positions in one pass take 4 times as long as 1" in template.title_of(steps.times_figure(data))
+    assert "0 of 3 widths; at worst -88 % at 4 positions" in template.title_of(steps.error_figure(data))
+    parts = steps.parts_figure(data)
+    assert "matrix products" in template.title_of(parts)
+    assert sum(bar.y[0] for bar in parts.data) == pytest.approx(100), "the parts add up to the measured time"
+
+
+def test_utilizations_by_round_and_where_there_are_none(trace):
+    data = load.utilization_table(trace.rounds, CEILINGS)
+    assert data["round"].tolist() == [1, 2, 3, 4]
+    assert (data.model_flops <= data.hardware_flops).all(), "useful work is part of all work"
+    assert len(load.utilization_table(list(trace.rounds) * 50, CEILINGS)) == 120, "bounded"
+    for table in (data, data[:0]):
+        assert template.title_of(load.utilization_figure(table))
+
+
+def test_where_a_point_comes_from_shows_in_its_symbol():
+    points = [point("plain", Cost(10**8, 4 * 10**8), 0.02, CEILINGS)] * 3
+    data = roofline.table(points, CEILINGS, names=["a", "b", "c"], sources=["measured", "modelled", "run"])
+    drawn = [t for t in roofline.figure(data, CEILINGS).data if t.mode == "markers+text"]
+    assert [t.marker.symbol for t in drawn] == ["square", "square-open", "square-dot"]
+    assert [t.customdata[0] for t in drawn] == ["a", "b", "c"]
+
+
+def test_every_roof_and_every_step_of_any_device_lies_within_the_axes():
+    for device in catalogue.DEVICES:
+        for precision in device.peaks:
+            roofs = device.ceilings(precision)
+            figure = roofline.figure(roofline.table([], roofs), roofs)
+            low, high = (10.0**edge for edge in figure.layout.yaxis.range)
+            assert low < roofline.LOWEST_INTENSITY * roofs.bandwidth and roofs.flops < high
+            assert figure.layout.xaxis.range == (-1, 4) and roofs.ridge < 10**4
 
 
 def _all_figures(trace):

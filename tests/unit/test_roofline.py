@@ -121,6 +121,7 @@ def test_a_measured_pass_is_taken_apart_and_the_parts_add_up():
     # 0.1 s of traffic allowed; 0.05 s of dispatch; products take 0.3 s where 0.08 s are allowed
     parts = explained(0.6, Cost(10**9, 10**9), ROOFS, 0.05, 0.3, Cost(10**9, 8 * 10**8))
     assert (parts.roofs, parts.dispatch, parts.kernels) == pytest.approx((0.1, 0.05, 0.22))
+    assert explained(0.3, Cost(10**9, 10**9), ROOFS, 0.05, 9.0, Cost(10**9, 8 * 10**8)).rest == pytest.approx(0)
     assert parts.seconds == pytest.approx(0.6) and parts.error == pytest.approx(0.15 / 0.6 - 1)
     assert "do not reach the roofs" in parts.culprit or "attention" in parts.culprit
 
