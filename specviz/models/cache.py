@@ -37,8 +37,8 @@ class Pass:
     """[N]"""
     groups: list[Group]
     cache: RaggedCache
-    masks: dict[tuple[int, int | None], torch.Tensor | None]
-    """Additive-free boolean masks [G, 1, n, columns], by (group index, window)."""
+    masks: dict[tuple[int, int | None, int], torch.Tensor | None]
+    """Made once per pass, by the arguments of RaggedCache.mask."""
 
 
 class RaggedCache:
@@ -132,17 +132,17 @@ class RaggedCache:
             grown[: old.shape[0], :, : old.shape[2]] = old
         return grown
 
-    def mask(self, plan: Pass, index: int, window: int | None) -> torch.Tensor | None:
-        """Which stored columns each new token of a group sees: [G, 1, n, columns] of bool, or None for all.
+    def mask(self, plan: Pass, index: int, window: int | None, repeats: int) -> torch.Tensor | None:
+        """Which stored columns each new token of a group sees: [G, 1, repeats * n, columns] of bool, or None for all.
         Column j is seen by the token at position i if j <= i, and i - j < window where there is one."""
-        key = (index, window)
+        key = (index, window, repeats)
         if key not in plan.masks:
             group = plan.groups[index]
             column = torch.arange(group.columns, device=self.device)
             seen = column <= group.positions[..., None]
             if window is not None:
                 seen &= group.positions[..., None] - column < window
-            plan.masks[key] = None if bool(seen.all()) else seen[:, None]
+            plan.masks[key] = None if bool(seen.all()) else seen[:, None].repeat(1, 1, repeats, 1)
         return plan.masks[key]
 
     def bytes(self) -> int:

@@ -42,23 +42,26 @@ def attend(
 ) -> torch.Tensor:
     """Store a pass's key and value [N, kv_heads, d], and attend each row's query [N, heads, d] to its own past.
     Returns [N, heads, d]."""
-    cache = plan.cache
-    cache.write(plan, layer, key, value)
-    _, heads, dim = query.shape
-    kv_heads = key.shape[1]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for index, group in enumerate(plan.groups):
-        rows, count = group.tokens.shape
+    plan.cache.write(plan, layer, key, value)
+
+    def one(index: int, q: torch.Tensor) -> torch.Tensor:
+        """A group's queries [G, n, heads, d] -> [G, n, heads, d]."""
+        group, cache = plan.groups[index], plan.cache
+        rows, count, heads, dim = q.shape
         k = cache.keys[layer][group.slots, :, : group.columns]
         v = cache.values[layer][group.slots, :, : group.columns]
-        q = query[group.tokens].permute(0, 2, 1, 3)  # [G, heads, n, d]
         # heads that share a KV head become further queries of it: no copy of K or V is made
-        q = q.reshape(rows, kv_heads, heads // kv_heads * count, dim)
-        mask = cache.mask(plan, index, window)
-        if mask is not None:
-            mask = mask.repeat(1, 1, heads // kv_heads, 1)
+        shared = heads // k.shape[1]
+        q = q.permute(0, 2, 1, 3).reshape(rows, k.shape[1], shared * count, dim)
+        mask = cache.mask(plan, index, window, shared)
         o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-        out[group.tokens] = o.reshape(rows, heads, count, dim).permute(0, 2, 1, 3)
+        return o.reshape(rows, heads, count, dim).permute(0, 2, 1, 3)
+
+    if len(plan.groups) == 1:  # it holds all tokens, in their order: nothing to gather
+        return one(0, query.reshape(*plan.groups[0].tokens.shape, *query.shape[1:])).reshape(query.shape)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for index, group in enumerate(plan.groups):
+        out[group.tokens] = one(index, query[group.tokens])
     return out
 
 

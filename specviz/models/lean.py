@@ -64,24 +64,21 @@ class LeanLlama:
         hidden = functional.embedding(tokens, self.embedding)
         cos, sin = self._rows(positions)
         tapped = {}
-        split = (self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.dim)
+        turned = self.heads + self.kv_heads
         for layer, block in enumerate(self.blocks):
-            normed = functional.rms_norm(hidden, (hidden.shape[-1],), block.norm_1, self.eps)
-            query, key, value = block.qkv(normed).split(split, dim=-1)
-            query = _rotate(query.unflatten(-1, (self.heads, self.dim)), cos, sin)
-            key = _rotate(key.unflatten(-1, (self.kv_heads, self.dim)), cos, sin)
-            mixed = attend(layer, query, key, value.unflatten(-1, (self.kv_heads, self.dim)))
+            heads = block.qkv(_norm(hidden, block.norm_1, self.eps)).view(len(tokens), -1, self.dim)
+            rotated = heads[:, :turned]  # q and k turn together
+            rotated = torch.addcmul(rotated * cos, rotated.roll(self.dim // 2, -1), sin)
+            mixed = attend(layer, rotated[:, : self.heads], rotated[:, self.heads:], heads[:, turned:])
             hidden = hidden + block.out(mixed.flatten(-2))
-            normed = functional.rms_norm(hidden, (hidden.shape[-1],), block.norm_2, self.eps)
-            gate, up = block.gate_up(normed).chunk(2, dim=-1)
+            gate, up = block.gate_up(_norm(hidden, block.norm_2, self.eps)).chunk(2, dim=-1)
             hidden = hidden + block.down(functional.silu(gate).mul_(up))
             if layer in taps:
                 tapped[layer] = hidden
         if keep is not None and len(keep) == 0:
             return None, tapped
         kept = hidden if keep is None else hidden[keep]
-        kept = functional.rms_norm(kept, (kept.shape[-1],), self.norm, self.eps)
-        return self.head(kept), tapped
+        return self.head(_norm(kept, self.norm, self.eps)), tapped
 
     def _rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin [N, 1, d] of the positions, from tables that grow by doubling."""
@@ -108,8 +105,12 @@ def serves(module: torch.nn.Module) -> bool:
     return rope.get("rope_type", "default") == "default" and getattr(config, "pretraining_tp", 1) == 1
 
 
-def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm of x [N, D]. In fp32 written out: on a CPU that takes half the time of the composite operator."""
+    if x.dtype != torch.float32:
+        return functional.rms_norm(x, (x.shape[-1],), weight, eps)
+    scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+    return (x * scale).mul_(weight)
 
 
 def _kernels(module: torch.nn.Module) -> tuple[bool, ...]:
