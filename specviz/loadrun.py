@@ -215,3 +215,25 @@ def simulate(order: LoadOrder, costs: RoundCosts, chances: Chances, limits: Limi
             found.append(Outcome(name, seed, summarise(server, order.rate), tuple(server.ticks),
                                  tuple(server.records.values()), policy.last))
     return found
+
+
+class Simulation(Worker):
+    """`simulate` at several rates, in a thread that can be watched and stopped."""
+
+    def __init__(self, order: LoadOrder, rates: Sequence[float], costs: RoundCosts, chances: Chances, limits: Limits,
+                 prompt: int = 200):
+        super().__init__()
+        self.order, self.rates, self.costs, self.chances = order, tuple(rates), costs, chances
+        self.limits, self.prompt = limits, prompt
+        self.outcomes: list[Outcome] = []
+
+    def work(self) -> None:
+        plan = [(rate, name) for rate in self.rates for name in self.order.policies]
+        for i, (rate, name) in enumerate(plan):
+            self.tell(f"Simulating {name} at {rate:g} requests/s", i / len(plan))
+            found = simulate(replace(self.order, rate=rate, policies=(name,)), self.costs, self.chances, self.limits,
+                             self.prompt, self.stopping, until=3 * self.order.seconds)
+            if self.stopping():
+                return
+            self.outcomes += found
+        self.tell("", 1.0)

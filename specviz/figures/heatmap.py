@@ -47,7 +47,10 @@ def figure(data: pd.DataFrame, ks: Sequence[int], batches: Sequence[int], where:
     chart.add_scatter(
         x=[str(k) for k, _ in picks], y=[str(b) for _, b in picks], mode="markers+text", showlegend=False,
         text=[_label(found.get(pick), winners[pick[1]] == pick[0]) for pick in picks], textposition="middle center",
-        textfont={"color": palette.INK_ON_LIGHT, "size": 13}, customdata=[f"{k}|{b}" for k, b in picks],
+        textfont={"color": palette.INK_ON_LIGHT, "size": 13},
+        selected={"textfont": {"color": palette.INK_ON_LIGHT}, "marker": {"opacity": 1}},
+        unselected={"textfont": {"color": palette.INK_ON_LIGHT}, "marker": {"opacity": 1}},
+        customdata=[f"{k}|{b}" for k, b in picks],
         marker={"size": 30, "symbol": "square", "color": "rgba(0,0,0,0.004)"},
         hovertext=[_hover(k, b, found.get((k, b)), source) for k, b in picks], hoverinfo="text")
     edges = _edges(found, ks, batches)

@@ -103,7 +103,8 @@ def measured_map(sweep: Sweep) -> None:
 
 def _tick(sweep: Sweep, was_alive: bool) -> None:
     sweep.poll()
-    if was_alive and not sweep.alive:
+    # a click reruns this fragment alone, and the sliders are outside it
+    if (was_alive and not sweep.alive) or "map-picked" in st.session_state:
         st.rerun()
     with st.container():
         if sweep.alive:

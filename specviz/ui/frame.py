@@ -17,6 +17,7 @@ def show() -> None:
             st.Page("pages/decode.py", title="Decode", icon=":material/play_circle:", default=True),
             st.Page("pages/bottleneck.py", title="Bottleneck", icon=":material/speed:"),
             st.Page("pages/batch.py", title="Batch", icon=":material/grid_on:"),
+            st.Page("pages/load.py", title="Load", icon=":material/dns:"),
             st.Page("pages/accept_rule.py", title="Accept rule", icon=":material/gavel:"),
         ],
         position="top",
