@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from specviz.models.pairs import Pair
+from specviz.models.pairs import EMBEDDED, Pair
 from specviz.trace import Settings
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
@@ -26,6 +27,16 @@ class Order:
     precision: str = "auto"
 
 
+TRAINED_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "drafters"
+TRAINED_KINDS = ("hybrid", "parallel", "autoregressive")
+"""The drafters that were trained for the embedded target, the best first."""
+
+
+def trained(root: Path = TRAINED_FOLDER) -> dict[str, Path]:
+    """The trained drafters whose files are there: kind to folder."""
+    return {kind: root / kind for kind in TRAINED_KINDS if (root / kind / "model.safetensors").is_file()}
+
+
 def drafter_names(pair: Pair) -> tuple[str, ...]:
     """The drafters that a pair can run with here, the best first."""
-    return pair.drafters
+    return (*trained(), *pair.drafters) if pair.name == EMBEDDED else pair.drafters

@@ -19,6 +19,7 @@ import torch
 
 from specviz import prompts as prompting
 from specviz.decoding import Measurements, check_prompts, decode
+from specviz.drafters import shipped
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
 from specviz.drafters.base import Drafter
 from specviz.drafters.ngram import NgramDrafter
@@ -29,8 +30,8 @@ from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import gigabytes
-from specviz.models.pairs import Pair, Source, find_pair
-from specviz.orders import Order, drafter_names
+from specviz.models.pairs import EMBEDDED, Pair, Source, find_pair
+from specviz.orders import Order, drafter_names, trained
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 
@@ -60,6 +61,7 @@ class ModelStore:
         self._models: OrderedDict[tuple, Opened] = OrderedDict()
         self._lock = threading.Lock()
         self._loading: dict[tuple, threading.Lock] = {}
+        self._trained: dict[tuple, tuple[CausalModel, Callable[[Settings], Drafter]]] = {}
         self._share = budget_share
 
     def open(
@@ -82,6 +84,15 @@ class ModelStore:
         return self._get(key, lambda: replace(
             opened, model=CausalModel(first_layers_module(opened.model, layers))
         )).model
+
+    def trained_drafter(self, opened: Opened, source: Source, kind: str) -> Callable[[Settings], Drafter]:
+        """Makes drafters over the shipped weights of a kind, which are loaded once for each target in memory."""
+        key = (source, opened.device, opened.precision, kind)
+        with self._lock:
+            kept = self._trained.get(key)
+            if kept is None or kept[0] is not opened.model:  # the target has been loaded anew since
+                kept = self._trained[key] = (opened.model, shipped.opener(kind, opened.model))
+        return kept[1]
 
     def _get(self, key: tuple, make: Callable[[], Opened], stop: Callable[[], bool] | None = None) -> Opened:
         """The model of a key, made once however many ask for it at the same time."""
@@ -112,6 +123,7 @@ class ModelStore:
             if sum(held.values()) <= budget:
                 break
             del self._models[key], held[key]
+            self._trained = {k: v for k, v in self._trained.items() if k[:3] != key[:3]}
 
 
 STORE = ModelStore()
@@ -129,6 +141,8 @@ def make_drafter(
     if name == "first-layers":
         layers = max(1, min(FIRST_LAYERS, model.layers // 2))
         return first_layers(model, store.first_layers(target, pair.target, layers), settings)
+    if pair.name == EMBEDDED and name in trained():
+        return store.trained_drafter(target, pair.target, name)(settings)
     if name == "autoregressive" and pair.draft is not None:
         draft = store.open(pair.draft, target.device, target.precision, progress, stop)
         return AutoregressiveDrafter(
@@ -242,7 +256,7 @@ class Run:
 
     def _work(self) -> None:
         order, settings = self.order, self.settings
-        if order.drafter == "autoregressive":
+        if order.drafter == "autoregressive" and self.pair.draft is not None:
             load.check(self.pair, self._tell, self._stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
