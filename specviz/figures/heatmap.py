@@ -38,16 +38,17 @@ def figure(data: pd.DataFrame, ks: Sequence[int], batches: Sequence[int], where:
     found = {(r.k, r.batch): r.speedup for r in data.itertuples() if r.speedup is not None and math.isfinite(r.speedup)}
     chart = go.Figure()
     x, y = [str(k) for k in ks], [str(b) for b in batches]
+    colours = [[_colour(found.get((k, b)) and (found[k, b] if k else 1.0)) for k in ks] for b in batches]
     chart.add_heatmap(
-        x=x, y=y, z=[[_colour(found.get((k, b))) for k in ks] for b in batches], zmin=-_LIMIT, zmax=_LIMIT,
+        x=x, y=y, z=colours, zmin=-_LIMIT, zmax=_LIMIT,
         colorscale=_SCALE, xgap=2, ygap=2, hoverinfo="skip", showscale=False)
     winners = {b: _best(found, ks, b) for b in batches}
     picks = [(k, b) for b in batches for k in ks]
     # text and clicks sit on points: a heat map itself cannot be clicked
     chart.add_scatter(
         x=[str(k) for k, _ in picks], y=[str(b) for _, b in picks], mode="markers+text", showlegend=False,
-        text=[_label(found.get(pick), winners[pick[1]] == pick[0]) for pick in picks], textposition="middle center",
-        textfont={"color": palette.INK_ON_LIGHT, "size": 13},
+        text=[_label(k, found.get((k, b)), winners[b] == k) for k, b in picks], textposition="middle center",
+        textfont={"color": palette.INK_ON_LIGHT, "size": 12},
         selected={"textfont": {"color": palette.INK_ON_LIGHT}, "marker": {"opacity": 1}},
         unselected={"textfont": {"color": palette.INK_ON_LIGHT}, "marker": {"opacity": 1}},
         customdata=[f"{k}|{b}" for k, b in picks],
@@ -88,14 +89,17 @@ def _best(found: dict, ks: Sequence[int], batch: int) -> int | None:
     return best if mine[best] > 1 else 0 if 0 in ks else None
 
 
-def _label(speedup: float | None, best: bool) -> str:
+def _label(k: int, speedup: float | None, best: bool) -> str:
     if speedup is None:
         return ""
-    return f"<b>★{speedup:.2f}</b>" if best else f"{speedup:.2f}"
+    text = f"{speedup:.2f}" if k else "plain"
+    return f"<b>★<br>{text}</b>" if best else text
 
 
 def _hover(k: int, batch: int, speedup: float | None, source: str) -> str:
     told = "not measured yet" if speedup is None else f"{format.number(speedup)} times plain decoding ({source})"
+    if not k and speedup is not None:
+        told = f"plain decoding; the loop against bare plain steps: {format.number(speedup)} ({source})"
     return f"K = {k}, batch {batch}: {told}"
 
 

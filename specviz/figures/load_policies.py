@@ -17,6 +17,11 @@ STYLES = {"none": (palette.PLAIN, "square", "dash"), "fixed": (palette.DRAFT, "d
 """Colour, symbol and dash of each kind of policy, everywhere."""
 
 
+def named(outcome: Outcome) -> str:
+    """What a policy is called on screen."""
+    return "no speculation" if outcome.policy == "none" else outcome.summary.policy
+
+
 def style(policy: str) -> tuple[str, str, str]:
     """The style of a policy by its name, such as fixed:3."""
     return STYLES[policy.partition(":")[0]]
@@ -36,7 +41,7 @@ def frontier_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
             values = [v for o in group if (v := getattr(o.summary, name)) is not None]
             return statistics.median(values) if values else None
 
-        rows.append((policy, group[0].summary.policy, rate, len(group), middle("tokens_per_second"),
+        rows.append((policy, named(group[0]), rate, len(group), middle("tokens_per_second"),
                      middle("tokens_per_second_per_user"), middle("mean_running"), middle("mean_verify_length"),
                      middle("wasted_verify_fraction"), middle("seconds_per_token"), middle("waited")))
     return pd.DataFrame(rows, columns=["policy", "name", "rate", "loads", "tokens_per_second",
@@ -88,7 +93,7 @@ def lengths_table(outcomes: Sequence[Outcome], buckets: int = 60) -> pd.DataFram
             groups.setdefault(int(tick.at / width), []).append(tick)
         for group in groups.values():
             running = sum(t.running for t in group)
-            rows.append((o.policy, o.summary.policy, group[-1].at,
+            rows.append((o.policy, named(o), group[-1].at,
                          sum(t.verified for t in group) / running if running else None, running / len(group),
                          sum(t.waiting for t in group) / len(group)))
     return pd.DataFrame(rows, columns=["policy", "name", "seconds", "verify_length", "running", "waiting"])
@@ -120,7 +125,7 @@ def lengths_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
 
 def times_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     """A line per finished request: decoding time per output token."""
-    rows = [(o.policy, o.summary.policy, o.summary.rate, o.seed, r.job.id, len(r.tokens), r.seconds_per_token)
+    rows = [(o.policy, named(o), o.summary.rate, o.seed, r.job.id, len(r.tokens), r.seconds_per_token)
             for o in outcomes for r in o.records if r.state == "finished"]
     return pd.DataFrame(rows, columns=["policy", "name", "rate", "seed", "request", "tokens", "seconds_per_token"])
 

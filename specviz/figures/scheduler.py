@@ -50,4 +50,4 @@ def figure(data: pd.DataFrame, schedule: Schedule) -> go.Figure:
     return chart.update_layout(
         bargap=0.25, height=420, yaxis={"range": [0, 1.05 * max(1.0, highest)], "fixedrange": True},
         yaxis2={"overlaying": "y", "side": "right", "showgrid": False, "fixedrange": True, "rangemode": "tozero",
-                "title": "Θ (tokens/s)"})
+                "tickformat": "~s", "tickmode": "auto", "title": "Θ (tokens/s)"})

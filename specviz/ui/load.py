@@ -154,8 +154,8 @@ def one_step() -> None:
     """The scheduler chooses once, for requests and costs set by hand."""
     st.subheader("One step of the scheduler")
     runs = [r for r in _runs() if r.table is not None]
-    sources = (["this machine's step table (measured)"] if runs else []) + ["an H100 with Llama-3.1-8B (modelled)",
-                                                                        "a flat cost up to 16 tokens (made up)"]
+    sources = (["this machine's step table (measured)"] if runs else []) + ["a flat cost up to 16 tokens (made up)",
+                                                                        "an H100 with Llama-3.1-8B (modelled)"]
     first, second, third = st.columns(3)
     source = first.selectbox("Cost of a round", sources, key="step-cost")
     requests = second.slider("Requests running", 1, 256, 4, key="step-requests", **BOUND)
