@@ -134,7 +134,8 @@ def drafter_command(arguments: argparse.Namespace) -> int:
     }
     if block:
         done = recipes.train_block(net, s, distil.BlockRecipe(learning_rate=arguments.learning_rate), **options)
-        about = {"calibration": recipes.calibrate(net, s), "alpha_by_position": recipes.alpha_block(net, s)}
+        recipes.fit_confidence(net, s)
+        about = {"confidence_temperatures": recipes.calibrate(net, s), "alpha_by_position": recipes.alpha_block(net, s)}
     else:
         done = recipes.train_causal(net, s, distil.CausalRecipe(learning_rate=arguments.learning_rate), **options)
         about = {"alpha_by_position": {"autoregressive": [recipes.alpha_causal(net, s)]}}
@@ -182,12 +183,13 @@ def eval_command(arguments: argparse.Namespace) -> int:
 
 
 def _prompts(source: str, tokenizer) -> list[list[int]]:
-    """Held-out prompts of the shipped corpus, or the lines of a file in the chat template."""
+    """Held-out prompts of the shipped corpus (nothing was fitted to them), or a file's lines in the chat template."""
     if source == "heldout":
         from specviz.training.corpus import FOLDER, Corpus
 
         parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
-        return [part.prompt(i).tolist() for part in parts for i in range(len(part)) if part.held_out(i)]
+        return [part.prompt(i).tolist() for part in parts for i in range(len(part))
+                if part.held_out(i) and not part.for_calibration(i)]
     try:
         lines = Path(source).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

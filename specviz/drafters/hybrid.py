@@ -1,7 +1,7 @@
 """The hybrid drafter (after DSpark, arXiv 2607.05147): a parallel pass, then a small serial pass that mends it.
 
-The first stage is the parallel drafter's block pass. The second walks the slots from left to right: each
-slot's state is mended with the two tokens just before it, and its token is drawn from the mended logits, so q
+The first stage is the parallel drafter's block pass. The second walks the slots from left to right: from the
+second on, each slot's state is mended with the two tokens just before it, and its token is drawn from the mended logits, so q
 is the exact distribution that the token came from. A confidence per slot estimates the chance that the draft
 survives, given that all before it did. Knows no training.
 """
@@ -60,7 +60,9 @@ class HybridDrafter(ParallelDrafter):
             history = [[self._before[requests[i].row], requests[i].anchor, *tokens[i]] for i in going]
             previous = self.target.embedding[[h[-1] for h in history]].float()
             before = self.target.embedding[[h[-2] for h in history]].float()
-            mended = serial(torch.stack([states[i][slot] for i in going]), previous, before)
+            mended = torch.stack([states[i][slot] for i in going])
+            if slot:  # the first slot knows its neighbour, the anchor, already
+                mended = serial(mended, previous, before)
             logits = functional.linear(mended, self.head)
             log_peak = logits.amax(-1) - logits.logsumexp(-1)
             sure = torch.sigmoid(serial.confidence_logits(mended, previous, log_peak) / serial.temperatures[slot])

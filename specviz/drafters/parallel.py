@@ -152,7 +152,7 @@ class BlockNet(nn.Module):
 
 
 class SerialHead(nn.Module):
-    """The hybrid's second stage: mends slot k's state with the two tokens before it, from left to right.
+    """The hybrid's second stage: mends the state of slot k > 0 with the two tokens before it, from left to right.
 
     The first stage cannot know which tokens its neighbours will be; here slot k learns them. A Markov head of
     order two whose tables are the target's own embedding and head, gated by the slot's state (compare the

@@ -59,8 +59,15 @@ class Corpus:
 
     def held_out(self, i: int) -> bool:
         """Whether the prompt belongs to the held-out part: a function of its tokens alone."""
+        return self._hash(i) % HELD_OUT == 0
+
+    def for_calibration(self, i: int) -> bool:
+        """Whether a held-out prompt is one of the half that confidences are calibrated on; the rest judges."""
+        return self._hash(i) // HELD_OUT % 2 == 0
+
+    def _hash(self, i: int) -> int:
         digest = hashlib.blake2b(self.prompt(i).astype(np.uint32).tobytes(), digest_size=4).digest()
-        return int.from_bytes(digest, "little") % HELD_OUT == 0
+        return int.from_bytes(digest, "little")
 
     def save(self, path: Path) -> None:
         np.savez_compressed(path, token_ids=self.token_ids, length=self.length, answer_start=self.answer_start,

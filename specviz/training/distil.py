@@ -186,6 +186,8 @@ def block_loss(
         previous = parts.embedding[blocks.previous[valid]]
         with torch.autocast("cpu", dtype=torch.bfloat16):
             mended = net.serial(hidden, previous, parts.embedding[blocks.before[valid]])
+            # the first slot knows its neighbour, the anchor, already
+            mended = torch.where((slot == 0)[:, None], hidden, mended)
             logits = functional.linear(mended, head)
         mixed, overlap = distil(logits, p, weights * hybrid)
         loss = loss + mixed
@@ -528,20 +530,20 @@ def start_serial(
     generator: torch.Generator | None = None,
 ) -> float:
     """Fit the serial head's linear parts in closed form: towards the target's own final state at the slot, from the
-    slot's state and the two tokens before it. Returns the share of variance explained."""
-    size = net.config.hidden_size
+    slot's state and the two tokens before it. Returns the share of the sum of squares explained."""
+    size, slots = net.config.hidden_size, 5
     generator = generator or torch.Generator().manual_seed(0)
     ridge = Ridge(3 * size, size)
     for batch in batches:
-        blocks = draw_blocks(batch, anchors, 8, generator)
+        blocks = draw_blocks(batch, anchors, slots, generator)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             states = block_states(net, parts.embedding, batch, blocks, columns)
-        valid = blocks.valid
-        where = (blocks.anchors[..., None] + torch.arange(8)).clamp(max=batch.tokens.shape[1] - 1)
+        valid = blocks.valid & (torch.arange(slots) > 0)
+        where = (blocks.anchors[..., None] + torch.arange(slots)).clamp(max=batch.tokens.shape[1] - 1)
         row = torch.arange(len(batch.tokens))[:, None, None].expand_as(where)
         tokens = [_normed(parts.embedding[t[valid]]) for t in (blocks.previous, blocks.before)]
         ridge.add(torch.cat([*tokens, _normed(states[valid])], -1), _normed(batch.taps[row[valid], where[valid], -1]))
-    weight, _, explained = ridge.solve()
+    weight, _, explained = ridge.solve(bias=False)
     net.serial.direct.weight.copy_(weight[:, : 2 * size])
     net.serial.state.weight.copy_(weight[:, 2 * size:])
     net.serial.norm.weight.copy_(parts.final_norm)

@@ -6,15 +6,13 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
 from specviz import metrics
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter, Request
-from specviz.drafters.hybrid import HybridDrafter
-from specviz.drafters.parallel import ParallelDrafter
 from specviz.models.causal import CausalModel
 from specviz.trace import Round, Settings
 from specviz.training import losses
@@ -55,29 +53,43 @@ class Live:
         return asdict(self)
 
 
+def _decoded(
+    target: CausalModel, make: Callable[[Settings], Drafter] | None, prompts: Sequence[Sequence[int]],
+    settings: Settings, rows: int, progress: Callable[[int], None] | None = None,
+) -> tuple[list[list[Round]], float]:
+    """The rounds of every prompt by itself (of a batch: its own part of each), and the seconds of all."""
+    runs: list[list[Round]] = []
+    seconds = 0.0
+    for at in range(0, len(prompts), rows):
+        batch = prompts[at: at + rows]
+        seeds = [settings.seed + at + i for i in range(len(batch))]
+        found: list[list[Round]] = [[] for _ in batch]
+        for round_ in decode(target, make and make(settings), batch, settings, seeds=seeds, record=make is not None):
+            seconds += round_.seconds
+            for verdict in round_.rows:
+                found[verdict.row].append(replace(round_, rows=(verdict,)))
+        runs += found
+        if progress:
+            progress(len(runs))
+    return runs, seconds
+
+
 def plain_texts(
-    target: CausalModel, prompts: Sequence[Sequence[int]], settings: Settings
+    target: CausalModel, prompts: Sequence[Sequence[int]], settings: Settings, rows: int = 1
 ) -> tuple[list[list[int]], float]:
-    """Each prompt decoded without a drafter, one at a time: the texts, and tokens per second."""
-    texts, seconds = [], 0.0
-    for prompt in prompts:
-        rounds = list(decode(target, None, [prompt], settings, record=False))
-        texts.append(_text(rounds))
-        seconds += sum(r.seconds for r in rounds)
+    """Each prompt decoded without a drafter, `rows` at a time: the texts, and tokens per second."""
+    runs, seconds = _decoded(target, None, prompts, settings, rows)
+    texts = [_text(run) for run in runs]
     return texts, sum(map(len, texts)) / seconds
 
 
 def live(
     target: CausalModel, make: Callable[[Settings], Drafter], prompts: Sequence[Sequence[int]], settings: Settings,
-    plain: tuple[list[list[int]], float] | None = None, progress: Callable[[int], None] | None = None,
+    plain: tuple[list[list[int]], float] | None = None, progress: Callable[[int], None] | None = None, rows: int = 1,
 ) -> Live:
-    """Decode every prompt by itself with a fresh drafter. plain: from `plain_texts` with the same settings."""
-    runs: list[list[Round]] = []
-    for i, prompt in enumerate(prompts):
-        own = Settings(**{**asdict(settings), "seed": settings.seed + i})
-        runs.append(list(decode(target, make(own), [prompt], own)))
-        if progress:
-            progress(i + 1)
+    """Decode every prompt with a fresh drafter, `rows` at a time (which changes the speed, but not what is accepted).
+    plain: from `plain_texts` with the same settings and rows."""
+    runs, seconds = _decoded(target, make, prompts, settings, rows, progress)
     rounds = [r for run in runs for r in run]
     texts = [_text(run) for run in runs]
     steady = [run for run, text in zip(runs, texts) if distinct4(text) >= LOOPING]
@@ -91,7 +103,7 @@ def live(
         metrics.mean_acceptance_length([r for run in steady for r in run]) if steady else None,
         metrics.position_rates(rounds), metrics.survival_rates(rounds), _overlaps(rounds),
         statistics.mean(map(distinct4, texts)), len(runs) - len(steady), len(prompts),
-        sum(map(len, texts)) / sum(r.seconds for r in rounds), plain[1] if plain else None, same, gaps,
+        sum(map(len, texts)) / seconds, plain[1] if plain else None, same, gaps,
         losses.calibration_error(confidences, survived) if confidences is not None else None,
         losses.auc(confidences, survived) if confidences is not None else None,
     )
@@ -175,7 +187,3 @@ def _gap(run: Sequence[Round], text: Sequence[int], other: Sequence[int]) -> flo
             at -= len(verdict.emitted)
     return float("nan")
 
-
-def evaluable(drafter: Drafter) -> bool:
-    """Whether teacher-forced figures can be computed for it (block drafters)."""
-    return isinstance(drafter, ParallelDrafter | HybridDrafter)

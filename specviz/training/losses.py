@@ -98,7 +98,10 @@ def sequential_temperatures(logits: torch.Tensor, accepted: torch.Tensor) -> tor
     survived = accepted.float().cumprod(-1)
     for k in range(logits.shape[1]):
         errors = [calibration_error(product * torch.sigmoid(logits[:, k] / t), survived[:, k], 15) for t in grid]
-        best = grid[int(torch.tensor(errors).argmin())]
+        least = torch.tensor(errors)
+        # Late slots hardly ever survive, so their error is nearly the same for every T: stay near 1 then.
+        good = grid[least <= least.min() + 0.001]
+        best = good[int(good.log().abs().argmin())]
         product = product * torch.sigmoid(logits[:, k] / best)
         found.append(best)
     return torch.stack(found)

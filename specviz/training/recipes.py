@@ -36,6 +36,16 @@ class Setting:
     draft_ids: torch.Tensor
 
     @property
+    def calibrating(self) -> list[int]:
+        """The half of the held-out conversations that confidences are calibrated on."""
+        return [n for n in self.held if _calibrates(self.store, n)]
+
+    @property
+    def judging(self) -> list[int]:
+        """The other half: nothing was fitted to them."""
+        return [n for n in self.held if not _calibrates(self.store, n)]
+
+    @property
     def head(self) -> torch.Tensor:
         return self.parts.head[self.draft_ids].contiguous()
 
@@ -63,6 +73,11 @@ def draft_vocabulary(
 def _conversation(store: TapStore, n: int) -> tuple[Corpus, int]:
     shard, i = store.index[n]
     return store.shards[shard][0], i
+
+
+def _calibrates(store: TapStore, n: int) -> bool:
+    corpus, i = _conversation(store, n)
+    return corpus.for_calibration(i)
 
 
 def _batches(store: TapStore, chosen: Sequence[int], rows: int = 8) -> Iterator[Batch]:
@@ -127,7 +142,7 @@ def alpha_block(net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
     recipe, sums, count = distil.BlockRecipe(), {}, 0
     net.eval()
-    for batch in _batches(s.store, s.held[:limit]):
+    for batch in _batches(s.store, s.judging[:limit]):
         blocks = distil.draw_blocks(batch, 16, slots, generator)
         for name, values in distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
             sums[name] = sums.get(name, 0) + values
@@ -136,26 +151,57 @@ def alpha_block(net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed
 
 
 @torch.no_grad()
-def calibrate(net: BlockNet, s: Setting, limit: int = 200, seed: int = 6) -> list[float]:
-    """Set the serial head's temperatures from held-out texts, left to right; returns them. The label of a slot is the
-    chance that its draft survives (the overlap), the texts are teacher-forced."""
+def _confidence_examples(
+    net: BlockNet, s: Setting, chosen: Sequence[int], slots: int, seed: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Teacher-forced, batch by batch: mended states [N, D], embeddings of the tokens before [N, D], log of the largest
+    q [N], the chance that a draft survives (the overlap) [N], and which slots are valid [B, A, slots] (N of them)."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
-    slots = net.config.block
-    logits, labels = [], []
-    net.eval()
-    for batch in _batches(s.store, s.held[:limit]):
+    for batch in _batches(s.store, chosen):
         blocks = distil.draw_blocks(batch, 8, slots, generator)
-        whole = blocks.valid.all(-1)
-        states = distil.block_states(net, s.parts.embedding, batch, blocks, where)
-        p = distil.block_targets(s.parts, head, batch, blocks, blocks.valid)
-        previous = s.parts.embedding[blocks.previous[blocks.valid]]
-        mended = net.serial(states[blocks.valid], previous, s.parts.embedding[blocks.before[blocks.valid]])
-        raw = functional.linear(mended, head)
-        guess = net.serial.confidence_logits(mended, previous, raw.amax(-1) - raw.logsumexp(-1))
+        valid = blocks.valid
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            states = distil.block_states(net, s.parts.embedding, batch, blocks, where)[valid]
+            previous = s.parts.embedding[blocks.previous[valid]]
+            mended = net.serial(states, previous, s.parts.embedding[blocks.before[valid]])
+            first = torch.arange(slots).expand_as(valid)[valid] == 0
+            mended = torch.where(first[:, None], states, mended)
+            raw = functional.linear(mended, head)
+        raw = raw.float()
+        p = distil.block_targets(s.parts, head, batch, blocks, valid)
         overlap = losses.survival_label(p, raw.softmax(-1))
-        for values, out in ((guess, logits), (overlap, labels)):
-            grid = torch.zeros(blocks.valid.shape)
-            grid[blocks.valid] = values
+        yield mended.float(), previous, raw.amax(-1) - raw.logsumexp(-1), overlap, valid
+
+
+def fit_confidence(
+    net: BlockNet, s: Setting, limit: int = 160, slots: int = 6, steps: int = 300, seed: int = 7
+) -> float:
+    """Fit the confidence head alone, by logistic regression on training texts; returns its loss."""
+    net.eval()
+    parts = list(_confidence_examples(net, s, s.train[:limit], slots, seed))
+    mended, previous, peak, label = (torch.cat([part[i] for part in parts]) for i in range(4))
+    head = net.serial.confidence
+    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.1)
+    weights = torch.ones(len(label))
+    with torch.enable_grad():
+        for _ in range(steps):
+            loss = losses.confidence_loss(net.serial.confidence_logits(mended, previous, peak), label, weights)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return round(float(loss.detach()), 4)
+
+
+@torch.no_grad()
+def calibrate(net: BlockNet, s: Setting, slots: int = BLOCK, seed: int = 6) -> list[float]:
+    """Set the serial head's temperatures, left to right, from half of the held-out conversations; returns them."""
+    net.eval()
+    logits, labels = [], []
+    for mended, previous, peak, overlap, valid in _confidence_examples(net, s, s.calibrating, slots, seed):
+        whole = valid.all(-1)
+        for values, out in ((net.serial.confidence_logits(mended, previous, peak), logits), (overlap, labels)):
+            grid = torch.zeros(valid.shape)
+            grid[valid] = values
             out.append(grid[whole])
     found = losses.sequential_temperatures(torch.cat(logits), torch.cat(labels))
     net.serial.temperatures.copy_(found)
@@ -206,16 +252,16 @@ def alpha_causal(net: distil.CausalNet, s: Setting, limit: int = 96) -> float:
     """Teacher-forced overlap on held-out answers (p renormalised over the draft vocabulary)."""
     recipe, found = distil.CausalRecipe(), []
     net.eval()
-    for batch in _batches(s.store, s.held[:limit]):
+    for batch in _batches(s.store, s.judging[:limit]):
         found.append(float(distil.causal_loss(net, s.parts, s.head, batch, recipe)[1]["autoregressive"]))
     return round(sum(found) / len(found), 4)
 
 
 @torch.no_grad()
-def coverage(s: Setting, limit: int = 64) -> float:
+def coverage(s: Setting, limit: int = 24) -> float:
     """The share of the target's own probability that lies on the draft vocabulary, on held-out answers."""
     found = []
-    for batch in _batches(s.store, s.held[:limit], rows=2):
+    for batch in _batches(s.store, s.judging[:limit], rows=2):
         place = torch.arange(batch.tokens.shape[1])
         chosen = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
         logits = functional.linear(s.parts.states(batch.taps[:, :, -1][chosen][::4]), s.parts.head)

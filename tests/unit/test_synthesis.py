@@ -63,16 +63,18 @@ def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
 
     stock = module()
     chance = np.random.default_rng(0)
-    length = np.full(80, 40, np.uint16)
-    corpus = Corpus(chance.integers(0, VOCAB, 80 * 40).astype(np.uint16), length, np.full(80, 8, np.uint16),
-                    np.zeros(80, np.float32), np.full(80, -1, np.int16))
+    length = np.full(120, 40, np.uint16)
+    corpus = Corpus(chance.integers(0, VOCAB, 120 * 40).astype(np.uint16), length, np.full(120, 8, np.uint16),
+                    np.zeros(120, np.float32), np.full(120, -1, np.int16))
     features.compute(CausalModel(stock), corpus, tmp_path / "s0")
     s = recipes.setting(stock, features.TapStore(tmp_path), torch.arange(0, VOCAB, 2))
-    assert s.held and not set(s.held) & set(s.train)
+    assert s.judging and s.calibrating and not set(s.judging) & set(s.calibrating)
+    assert not set(s.held) & set(s.train)
     assert 0 < recipes.coverage(s) < 1
     net = recipes.block_net(s, layers=1)
     recipes.start_block(net, s, limit=40)
     done = recipes.train_block(net, s, distil.BlockRecipe(slots=(4, 8), anchors=16), lambda at: at.step / 3)
+    assert recipes.fit_confidence(net, s, limit=16, steps=5) > 0
     assert done.step == 3 and len(recipes.calibrate(net, s)) == net.config.block
     assert {len(v) for v in recipes.alpha_block(net, s).values()} == {8}
     small = recipes.causal_net(s, (0, 3))
