@@ -96,7 +96,8 @@ def controls() -> Setup:
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
     draft = (_layers(shape, max(1, shape.layers // 5)) if drafter == FIRST_LAYERS else
              _layers(shape, 1) if drafter == ONE_LAYER else _stored(shapes.shape(drafter), precision, None))
-    st.caption(f"Roofs: {provenance}")
+    given = "" if name in shapes.CONFIGS or name == typed else f" Model: {name}, from the config.json given above."
+    st.caption(f"Roofs: {provenance}{given}")
     return Setup(device, here, precision, roofs, memory, provenance, name, config, shape, draft, batch, k, context)
 
 

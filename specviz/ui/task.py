@@ -56,6 +56,7 @@ class Task:
             if self.stopping():
                 self.state = "stopped"
                 return
+        self.words = "Starting"
         try:
             self.result = self._work(self._tell, self.stopping)
             self.state = "done"
@@ -79,8 +80,12 @@ def button(key: str, label: str, work: Work, icon: str, help: str | None = None,
     """
     task: Task | None = st.session_state.get(f"{key}-task")
     if task is not None and task.state == "working":
-        st.fragment(_tick, run_every=POLL_SECONDS)(key, label, keep)
+        st.fragment(_tick, run_every=POLL_SECONDS)(key, label)
         return
+    if task is not None and task.state == "done":
+        del st.session_state[f"{key}-task"]
+        (keep or (lambda result: st.session_state.__setitem__(key, result)))(task.result)
+        st.rerun()  # what stands further up shows the result too
     if st.button(label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary",
                  disabled=disabled):
         st.session_state[f"{key}-task"] = Task(work)
@@ -91,13 +96,10 @@ def button(key: str, label: str, work: Work, icon: str, help: str | None = None,
         st.info("Stopped: nothing was kept.")
 
 
-def _tick(key: str, label: str, keep: Callable[[object], None] | None) -> None:
+def _tick(key: str, label: str) -> None:
     task: Task = st.session_state[f"{key}-task"]
     task.poll()
     if task.state != "working":
-        if task.state == "done":
-            (keep or (lambda result: st.session_state.__setitem__(key, result)))(task.result)
-            del st.session_state[f"{key}-task"]
         st.rerun()
     bar, stop = st.columns([6, 1], vertical_alignment="center")
     bar.progress(task.fraction, f"{label}: {task.words}")
