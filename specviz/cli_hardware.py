@@ -101,9 +101,11 @@ def roofline_command(arguments: argparse.Namespace) -> int:
         found += steps.measure(draft, [0], arguments.batch, arguments.context, arguments.repeats, kind="draft",
                                prefill=False, progress=told)
     points = [steps.as_json(step, roofs) for step in found]
+    unsteady = steps.spread_warning(found)
     if arguments.json:
         print(json.dumps({"pair": pair.name, "device": device, "name": machine.device_name(device), "dtype": precision,
-                          "ceilings": steps.ceilings_json(roofs), "points": points}, allow_nan=False))
+                          "ceilings": steps.ceilings_json(roofs), "points": points, "warning": unsteady},
+                         allow_nan=False))
         return 0
     print(f"{pair.name} on {machine.device_name(device)} ({precision}): memory {format.si(roofs.bandwidth, 'B/s')}, "
           f"compute {format.si(roofs.flops, 'FLOP/s')}, ridge {format.number(roofs.ridge)} FLOP/byte")
@@ -114,6 +116,8 @@ def roofline_command(arguments: argparse.Namespace) -> int:
               f"{format.si(p['flops'], 'FLOP'):>12} {format.si(p['bytes'], 'B'):>9} {format.number(p['intensity']):>9} "
               f"{p['bound']:8} {format.percent(p['busy_fraction']):>7} {format.percent(p['stream_fraction']):>7} "
               f"{format.percent(p['overhead_fraction']):>7}{'  above its roof!' if p['flagged'] else ''}")
+    if unsteady:
+        print(unsteady)
     return 0
 
 
@@ -146,6 +150,8 @@ def bottleneck_command(arguments: argparse.Namespace) -> int:
     print(f"{name} on {machine.device_name(device)} ({precision}): memory {format.si(roofs.bandwidth, 'B/s')}, compute "
           f"{format.si(roofs.flops, 'FLOP/s')}, ridge {format.number(roofs.ridge)} FLOP/byte")
     if warning := ceilings.steady_warning(roofs):
+        print(f"  {warning}")
+    if warning := steps.spread_warning(widths):
         print(f"  {warning}")
     print(f"\nTime of a pass by its positions, context {arguments.context}: measured, and modelled as roofs + dispatch")
     print(f"{'n':>3} {'measured':>9} {'roofs':>9} {'dispatch':>9} {'kernels':>9} {'rest':>9} {'error':>7}")

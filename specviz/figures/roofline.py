@@ -91,7 +91,8 @@ def _add_points(chart: go.Figure, data: pd.DataFrame, ghost: bool) -> None:
         rim = (palette.ROLES[kind], 2.5) if source == "modelled" else (palette.LINE, 1.5)
         chart.add_scatter(
             x=template.numbers(part.intensity), y=template.numbers(part.throughput), mode="markers+text",
-            name=f"{kind}, before" if ghost else kind + _SOURCES[source], text=None if ghost else part.label.tolist(),
+            name=f"{kind}, before" if ghost else kind + _SOURCES[source],
+            showlegend=not ghost, text=None if ghost else part.label.tolist(),
             textposition="bottom center", opacity=0.3 if ghost else 1.0, hovertext=hover, hoverinfo="text",
             customdata=part.name.tolist(),
             marker={"color": palette.ROLES[kind], "size": 13, "symbol": symbol + _SHAPES[source],

@@ -147,6 +147,18 @@ def by_width(model, widths: Sequence[int] = range(1, 33), context: int = 128, re
     return steps_
 
 
+UNSTEADY = 1.5
+
+
+def spread_warning(timed: Sequence[Step | WidthStep]) -> str | None:
+    """A sentence where repetitions of one pass typically differ by half or more; else None."""
+    wide = statistics.median(s.spread[1] / s.spread[0] for s in timed) if timed else 1.0
+    if wide < UNSTEADY:
+        return None
+    return (f"The slowest repetition of a pass took {wide:.1f} times as long as the fastest: the machine was busy with "
+            "other work. Time it again when it is idle.")
+
+
 def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | None:
     """Seconds of a pass of one position through the same modules, as many layers, with tiny matrices: what Python and
     the launch of its operators take by themselves. None for an architecture that cannot be made small."""

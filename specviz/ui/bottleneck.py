@@ -67,7 +67,15 @@ def roofline(setup: Setup) -> None:
     if setup.here:
         task.button("steps", "Time these steps here", lambda tell, stop: _time_steps(setup, tell, stop),
                     ":material/timer:", disabled=decoding(), help=timing_help(setup))
+        if (kept := st.session_state.get("steps")) and kept[0] == (setup.name, setup.precision):
+            tell_spread([step for step, _ in kept[1]])
     strip(setup)
+
+
+def tell_spread(timed: list) -> None:
+    """A warning where the repetitions of timed steps differ so much that other work must have disturbed them."""
+    if warning := steps.spread_warning(timed):
+        st.warning(warning)
 
 
 def _roofline(setup: Setup, was_live: bool) -> None:
@@ -86,8 +94,8 @@ def _roofline(setup: Setup, was_live: bool) -> None:
     chart(figure, data, "roofline", key="roofline", picks=arithmetic.PICKED)
     st.caption(f"{setup.name}, {setup.batch} row{'s' if setup.batch > 1 else ''}, {setup.context} tokens cached. "
                "Open symbols are modelled: the time that the slower roof allows. Filled ones are measured here; a dot "
-               "inside marks the run of the Decode page. The axes stand still while sliders move; the vertical one "
-               "changes with the device, since throughputs differ by a factor of 10,000.")
+               "inside marks the run of the Decode page; faint is the setting before this. The axes stand still while "
+               "sliders move; the vertical one changes with the device, as throughputs differ by a factor of 10,000.")
     arithmetic.show(entries, setup.roofs, headline)
 
 
@@ -121,7 +129,8 @@ def measured(setup: Setup) -> list[Entry]:
         new = step.context if step.kind == "prefill" else step.k + 1
         parts = breakdown(shape, [new] * step.batch, [0 if step.kind == "prefill" else step.context] * step.batch,
                           0 if step.kind == "prefill" else step.batch * new)
-        found.append(Entry(_named(step.kind, step.k, "measured"), step.point(setup.roofs), "measured", "", parts))
+        label = f"K = {step.k}" if step.kind == "verify" and step.k == setup.k else ""
+        found.append(Entry(_named(step.kind, step.k, "measured"), step.point(setup.roofs), "measured", label, parts))
     return found
 
 

@@ -14,7 +14,7 @@ from specviz.metrics import speed_up
 from specviz.roofline import batch_for_busy, modelled_seconds, plain_seconds, point, step_cost
 from specviz.trace import MAX_K
 from specviz.ui import stage, task
-from specviz.ui.bottleneck import decoding, models, timing_help
+from specviz.ui.bottleneck import decoding, models, tell_spread, timing_help
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 
@@ -56,6 +56,7 @@ def _reproduction(setup: Setup) -> None:
         return
     found = kept[1]
     plain, verify = found.plain.point(setup.roofs), found.verify.point(setup.roofs)
+    tell_spread([found.plain, found.verify])
     rows = f"{found.plain.batch} row{'s' if found.plain.batch > 1 else ''}"
     st.markdown(f"**Measured** here: with **{rows}** a plain step is **{format.percent(plain.busy_fraction)}** busy "
                 f"for {format.seconds(plain.seconds)}, the verify of 5 **{format.percent(verify.busy_fraction)}** for "
@@ -105,6 +106,7 @@ def timed(setup: Setup) -> None:
                    "matrix products alone, and the same modules with next to nothing to compute.")
         return
     widths, draft = kept[1]
+    tell_spread(widths)
     rows = [steps.width_json(width, setup.roofs) for width in widths]
     data = step_charts.widths_table(rows)
     left, right = st.columns(2, gap="large")
@@ -125,10 +127,21 @@ def explanations(data: pd.DataFrame) -> list[str]:
         return ["The model is within 25 % at every width that was timed."]
     found = []
     for reason, part in off.groupby("explanation", sort=False):
-        places = ", ".join(str(n) for n in part.positions)
+        places = _ranges(part.positions.tolist())
         low, high = 100 * part.error.min(), 100 * part.error.max()
         found.append(f"Off by {low:+.0f} to {high:+.0f} % at {places} positions: {reason}.")
     return found
+
+
+def _ranges(numbers: list[int]) -> str:
+    """1, 2, 3, 5 as '1 to 3, 5'."""
+    runs: list[list[int]] = []
+    for n in sorted(numbers):
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
 
 
 def _time_widths(setup: Setup, tell, stop) -> tuple:

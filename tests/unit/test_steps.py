@@ -125,6 +125,13 @@ def test_widths_are_timed_with_what_explains_them(model):
     assert written["error"] == pytest.approx((parts.roofs + parts.dispatch) / found[0].seconds - 1)
 
 
+def test_repetitions_that_differ_widely_are_told(model):
+    cost = pass_cost(model.shape, [1], [4], 1)
+    calm, wild = (steps.Step("plain", 0, 1, 4, cost, 0.1, spread) for spread in ((0.09, 0.11), (0.05, 0.2)))
+    assert steps.spread_warning([calm, calm, wild]) is None and steps.spread_warning([]) is None
+    assert "4.0 times as long" in steps.spread_warning([wild])
+
+
 def test_widths_are_refused_and_stopped_like_all_else(model):
     with pytest.raises(SettingsError):
         steps.by_width(model, [0, 1])
