@@ -166,6 +166,8 @@ class Run:
     def __init__(self, order: Order, store: ModelStore = STORE):
         if not isinstance(order.rows, int) or not 1 <= order.rows <= MAX_ROWS:
             raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {order.rows!r}.")
+        if not order.text.strip() and not (order.raw and order.text):
+            raise SettingsError("The prompt is empty: type something, or choose a preset.")
         self.order, self.store = order, store
         self.pair = find_pair(order.pair)
         if order.drafter not in drafter_names(self.pair):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from specviz.errors import SpecVizError
 from specviz.orders import Order
 from specviz.trace import Trace
 from specviz.ui import preparing, recorded
@@ -28,7 +29,12 @@ def start(order: Order) -> None:
 
     if (before := current()) is not None:
         before.stop()
-    st.session_state["run"] = Run(order).start()
+    try:
+        st.session_state["run"] = Run(order).start()
+    except SpecVizError as error:  # an order that no run can be made of
+        st.session_state["refused"] = str(error)
+        return
+    st.session_state.pop("refused", None)
     st.session_state.pop("opened", None)
 
 
@@ -72,6 +78,8 @@ def _tick(was_alive: bool) -> None:
     run = current()
     # The status has a place of its own, so that the player below it never moves and is never mounted anew.
     with st.container():
+        if refused := st.session_state.get("refused"):
+            st.error(refused)
         if run is not None:
             run.poll()
             if was_alive and not run.alive:

@@ -36,7 +36,7 @@ def logits(name: str, prefix: tuple[int, ...]) -> torch.Tensor:
 
 
 class Setup:
-    """How p, q and the drawn draft come about. `proposes` is what drafts are drawn from, `says` the q that is judged."""
+    """How p, q and the drawn draft come about. `proposes`: what drafts are drawn from; `says`: the q that is judged."""
 
     def __init__(self, temperature=1.0, top_k=0, top_p=1.0, proposes="q", says="q", judge=judge):
         self.warp = functools.partial(warp, temperature=temperature, top_k=top_k, top_p=top_p)
@@ -104,9 +104,8 @@ def round_law(setup: Setup, prefix: tuple[int, ...], k: int) -> dict[tuple[int, 
                 stop, on, here, yes = chance, 0.0, us, 1.0
                 expected = target_probs[k]
             if stop > 1e-15:
-                outcomes = measure(
-                    lambda u, here=here: setup.judge(target_probs, draft_probs, draft, here, u), expected.cumsum(0).tolist()
-                )
+                step = functools.partial(setup.judge, target_probs, draft_probs, draft, here)
+                outcomes = measure(step, expected.cumsum(0).tolist())
                 for verdict, size in outcomes.items():
                     law[(*draft[: verdict.accepted], verdict.bonus_token)] += stop * size
             chance = on

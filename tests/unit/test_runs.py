@@ -252,14 +252,15 @@ def test_a_run_that_would_not_fit_the_memory_is_refused_before_it_begins(store, 
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "empty"), ("the elephant", "It knows only"), ("the" + " cat" * 4400, "tokens"),
-], ids=["empty", "unknown words", "too long"])
+    ("the elephant", "It knows only"), ("the" + " cat" * 4400, "tokens"),
+], ids=["unknown words", "too long"])
 def test_a_prompt_that_cannot_be_decoded_fails_with_a_sentence(store, text, says):
     run = Run(order(text=text), store).execute()
     assert run.status == "failed" and says in run.error and run.trace is None
 
 
 @pytest.mark.parametrize(("wrong", "error", "says"), [
+    (Order("toy", "ngram", " "), SettingsError, "empty"),
     (Order("toy", "oracle", "the"), PairError, "has no drafter 'oracle': choose one of"),
     (Order("toy", "x" * 10_000, "the"), PairError, "choose one of"),
     (Order("toyy", "ngram", "the"), PairError, "Did you mean toy?"),
