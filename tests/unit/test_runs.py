@@ -267,7 +267,7 @@ def test_a_prompt_that_cannot_be_decoded_fails_with_a_sentence(store, text, says
     (Order("toy", "ngram", "the", rows=0), SettingsError, "from 1 to 64"),
     (Order("toy", "ngram", "the", rows=65), SettingsError, "from 1 to 64"),
     (Order("toy", "ngram", "the", rows="2"), SettingsError, "from 1 to 64"),
-], ids=["drafter", "long drafter", "pair", "no rows", "many rows", "rows as text"])
+], ids=["empty prompt", "drafter", "long drafter", "pair", "no rows", "many rows", "rows as text"])
 def test_an_order_that_makes_no_sense_is_refused_at_once(wrong, error, says):
     with pytest.raises(error) as told:
         Run(wrong)
