@@ -43,6 +43,9 @@ class Policy(Protocol):
     def observe(self, verdict: Verdict) -> None:
         """What came of a request's round."""
 
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+
 
 class Fixed:
     """The same K whatever happens; 0 is no speculation."""
@@ -62,6 +65,9 @@ class Fixed:
     def observe(self, verdict):
         pass
 
+    def forget(self, request):
+        pass
+
 
 class _Learning:
     """Keeps the survival estimate, and tries a draft now and then where it has not drafted for long."""
@@ -74,8 +80,9 @@ class _Learning:
 
     def observe(self, verdict: Verdict) -> None:
         self.estimate.observe(verdict.row, verdict.verified, verdict.accepted)
-        if verdict.finished:
-            self.estimate.forget(verdict.row)
+
+    def forget(self, request: int) -> None:
+        self.estimate.forget(request)
 
     def cut(self, requests, proposed, confidence):
         return list(proposed)
@@ -160,10 +167,9 @@ class Prefix(_Learning):
             self.last = take(now, max(1, self._budget), cost)
         return list(self.last.lengths)
 
-    def observe(self, verdict: Verdict) -> None:
-        super().observe(verdict)
-        if verdict.finished:
-            self._older.pop(verdict.row, None)
+    def forget(self, request: int) -> None:
+        super().forget(request)
+        self._older.pop(request, None)
 
 
 NAMES = ("none", "fixed", "uniform", "prefix")

@@ -337,6 +337,7 @@ class Server:
             self.engine.drop(self._reading.pop(id)[0], False)
         else:
             self.engine.drop(self._decoding.pop(id), True)
+        self.policy.forget(id)
         record.state, record.ended = "cancelled", self.clock.now()
         return True
 
@@ -412,6 +413,7 @@ class Server:
         self.policy.observe(verdict)
         if verdict.finished:
             record.state, record.ended = "finished", now
+            self.policy.forget(verdict.row)
             del self._decoding[verdict.row]
 
 

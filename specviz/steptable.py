@@ -113,7 +113,7 @@ def round_seconds(target, settings: Settings, lengths: Sequence[int], context: i
     return spent[1:]
 
 
-def measure(target, make: Callable, settings: Settings, key: str, context: int = 128, repeats: int = 5,
+def measure(target, make: Callable, settings: Settings, key: str, context: int = 64, repeats: int = 3,
             counts: Sequence[int] = COUNTS, draft_rows: Sequence[int] = DRAFT_ROWS,
             progress: Callable[[str, float], None] | None = None, stop: Callable[[], bool] | None = None) -> StepTable:
     """Measure target and drafter of an opened pair and keep the table under `key`. make(): a fresh drafter.

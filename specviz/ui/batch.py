@@ -172,10 +172,18 @@ def cell(sweep: Sweep, k: int, batch: int) -> None:
                f"{format.number(found.plain_tokens_per_second)} plain", delta_color="off", delta_arrow="off")
     three.metric("Drafts accepted", format.percent(found.acceptance_rate), help="Accepted of proposed, no bonus token")
     four.metric("Tokens per pass and row", format.number(found.mean_acceptance_length), help="Bonus token included")
-    if st.button("Play this run", icon=":material/play_arrow:", key="map-play",
-                 help="Decodes the same rows again, with every step to be seen, on the Decode page"):
+    if st.button("Play this run", icon=":material/play_arrow:", key="map-play", disabled=sweep.alive,
+                 help="Decodes the same rows again, with every step to be seen"):
         stage.start(sweep.run_order(found))
-        st.switch_page("pages/decode.py")
+        st.session_state["map-played"] = stage.current().id
+        st.rerun()
+    run = stage.current()
+    if run is not None and run.id == st.session_state.get("map-played"):
+        if st.button("Close the player", icon=":material/close:", key="map-close"):
+            run.stop()
+            del st.session_state["map-played"]
+            st.rerun()
+        stage.show()
     left, right = st.columns(2, gap="large")
     with left:
         if sweep.ceilings is not None and (points := found.points(sweep.ceilings)):

@@ -38,6 +38,7 @@ def test_a_map_fills_in_a_click_chooses_and_the_run_is_played(page, url):
     press(page, "Play this run")
     expect(page.locator(".where")).to_have_text(re.compile(r"Round \d+ of \d+"), timeout=90000)
     expect(page.locator(".meta")).to_contain_text("pair toy", timeout=60000)
+    expect(page.locator(".meta")).to_contain_text("K 2")
 
 
 def test_a_load_is_served_and_the_counterexample_run(page, url):

@@ -50,6 +50,12 @@ def test_a_map_is_measured_and_a_cell_shown(open_app):
     labels = {m.label: m.value for m in app.metric}
     assert labels["Speed-up (measured)"].endswith("times")
     assert "Do not speculate here" in words(app) or "Best K for batch 1" in words(app)
+    app.button("map-play").click().run()
+    app.session_state["run"].join(60)
+    app.run()
+    assert not app.exception and app.session_state["run"].trace.settings.k == 2
+    app.button("map-close").click().run()
+    assert "map-close" not in [b.key for b in app.button]
     # a click on the map is what the sliders say
     app.session_state["map-picked"] = "1|2"
     app.run()

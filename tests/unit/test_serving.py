@@ -59,8 +59,9 @@ def alone(target, job, settings=GREEDY, drafter=None, k=0):
 def left(server):
     """What is still held after all has ended."""
     engine = server.engine
+    known = [server.policy.estimate._own] if hasattr(server.policy, "estimate") else []
     return [engine.cache.lengths, engine._taps, engine._capacity, server._reading, server._decoding, *server._queue,
-            engine.drafter._texts]
+            engine.drafter._texts, *known, getattr(server.policy, "_older", {})]
 
 
 @pytest.mark.parametrize("policy", NAMES)
