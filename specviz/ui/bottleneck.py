@@ -21,6 +21,9 @@ from specviz.ui.arithmetic import Entry
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 
+LIVE_SECONDS = 2.0
+"""Between two drawings of the roofline while a run goes."""
+
 
 def decoding() -> bool:
     """True while a run of this session goes: measuring beside it would spoil both."""
@@ -63,7 +66,7 @@ def roofline(setup: Setup) -> None:
                    f"has {format.si(setup.memory, 'B')}{' free' if setup.here else ''}: it does not fit. The modelled "
                    "figures are as if it did.")
     live = setup.here and decoding()
-    st.fragment(_roofline, run_every=1.0 if live else None)(setup, live)
+    st.fragment(_roofline, run_every=LIVE_SECONDS if live else None)(setup, live)
     if setup.here:
         task.button("steps", "Time these steps here", lambda tell, stop: _time_steps(setup, tell, stop),
                     ":material/timer:", disabled=decoding(), help=timing_help(setup))
@@ -91,7 +94,7 @@ def _roofline(setup: Setup, was_live: bool) -> None:
     data = roofline_chart.table([e.point for e in entries], setup.roofs, [e.label for e in entries],
                                 [e.name for e in entries], [e.source for e in entries])
     figure = roofline_chart.figure(data, setup.roofs, setup.where, _before(setup, data), headline)
-    chart(figure, data, "roofline", key="roofline", picks=arithmetic.PICKED)
+    chart(figure, data, "roofline", key="roofline", picks=arithmetic.PICKED, live=was_live)
     st.caption(f"{setup.name}, {setup.batch} row{'s' if setup.batch > 1 else ''}, {setup.context} tokens cached. "
                "Open symbols are modelled: the time that the slower roof allows. Filled ones are measured here; a dot "
                "inside marks the run of the Decode page; faint is the setting before this. The axes stand still while "

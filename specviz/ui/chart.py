@@ -66,12 +66,12 @@ def dark() -> bool:
 
 
 def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = None, key: str | None = None,
-          picks: str | None = None) -> None:
+          picks: str | None = None, live: bool = False) -> None:
     """Show a figure under its title, with a table of exactly what it draws and exports as SVG, PNG, HTML and CSV.
 
     `name` names the files. `alt`: text for those who cannot see it (by default the figure's own). `key`: unique on the
     page; made of the name if not given. `picks`: a key of the session's state that a click on a point sets to the
-    point's custom data.
+    point's custom data. `live`: it is redrawn every moment, so its table and exports wait until it rests.
     """
     key = key or export.safe_name(name)
     file = export.safe_name(name)
@@ -82,6 +82,8 @@ def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = No
         st.plotly_chart(template.for_screen(figure, dark()), theme=None, key=key, alt=alt or template.alt_of(figure),
                         config={"displaylogo": False, "modeBarButtons": [["toImage"]],
                                 "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1}}, **click)
+        if live:
+            return
         with st.container(horizontal=True, gap="small"):
             with st.popover("Numbers", icon=":material/table:", type="tertiary"):
                 st.dataframe(data, hide_index=True, key=f"{key}-table")

@@ -22,7 +22,8 @@ from specviz.trace import Settings
 from specviz.ui import stage
 from specviz.ui.chart import chart
 
-EVERY_SECONDS = 1.0
+EVERY_SECONDS = 2.0
+"""Between two drawings: a chart that is redrawn more often flickers. Samples are taken twice a second all the same."""
 PATIENCE_SECONDS = 10.0
 """A monitor that nobody asks for this long stops itself: the tab was closed."""
 
@@ -103,7 +104,7 @@ def _tick(was_alive: bool, idle: bool) -> None:
     else:
         st.caption("Waiting for the first sample.")
     if run is not None and run.rounds:
-        _run(run)
+        _run(run, live=run.alive)
 
 
 def _load(samples: list[Sample], device: str, tokens: tuple[str, int] | None) -> None:
@@ -117,7 +118,7 @@ def _load(samples: list[Sample], device: str, tokens: tuple[str, int] | None) ->
     for place, (name, value) in zip(st.columns(len(told)), told):
         place.metric(f"{name} (measured)", value)
     data = load_chart.table(samples)
-    chart(load_chart.figure(data, device_name(device)), data, "load", key="load")
+    chart(load_chart.figure(data, device_name(device)), data, "load", key="load", live=True)
 
 
 def _tokens(run) -> tuple[str, int] | None:
@@ -139,13 +140,13 @@ def joules_per_token(samples: list[Sample], tokens: tuple[str, int] | None) -> s
     return format.si(kept[1], "J") if kept is not None and kept[0] == tokens[0] else None
 
 
-def _run(run) -> None:
+def _run(run, live: bool = False) -> None:
     """The utilizations of the run's rounds: derived from counted work, measured times and measured roofs."""
     roofs = run.machine.ceilings if run.machine is not None else None
     if roofs is None:
         return
     data = load_chart.utilization_table(run.rounds, roofs)
-    chart(load_chart.utilization_figure(data), data, "utilization", key="utilization")
+    chart(load_chart.utilization_figure(data), data, "utilization", key="utilization", live=live)
     st.caption("Counted work over measured time and measured roofs, by round. MFU counts emitted tokens only, HFU "
                "all that was executed, drafts and rejected positions too; MBU goes by the time of each target pass, "
                "never by time per token.")

@@ -41,8 +41,8 @@ def opened(page, address):
 
 
 def ticks(page):
-    """The texts at both axes of the roofline."""
-    return page.locator(".st-key-roofline .xtick text, .st-key-roofline .ytick text").all_inner_texts()
+    """The texts at both axes of the roofline, each once: a chart that is being replaced is there twice for a moment."""
+    return set(page.locator(".st-key-roofline .xtick text, .st-key-roofline .ytick text").all_text_contents())
 
 
 def test_first_paint_has_roofline_strip_briefing_and_ledger(page, url):
@@ -66,18 +66,18 @@ def test_axes_stand_still_while_a_slider_moves(page, url):
 
 def test_a_point_is_opened_by_keyboard_alone(page, url):
     opened(page, f"{url}?{H100}")
-    box = page.get_by_role("combobox", name=re.compile("Open a point"))
+    box = page.get_by_role("combobox", name="Open a point")
     box.focus()
     page.keyboard.type("plain")
     page.keyboard.press("Enter")
-    expect(page.locator(".st-key-point")).to_contain_text("plain (modelled)", timeout=30 * SECONDS)
+    expect(box).to_have_value("plain (modelled)", timeout=30 * SECONDS)
     expect(page.locator(".st-key-arithmetic")).to_contain_text("attention projections")
     expect(page.locator(".st-key-arithmetic")).to_contain_text("Roof that binds")
 
 
 def test_another_device_is_chosen_on_the_page(page, url):
     opened(page, f"{url}?{H100}")
-    box = page.get_by_role("combobox", name=re.compile("^(Selected )?.*Device"))
+    box = page.get_by_role("combobox", name="Device")
     box.focus()
     page.keyboard.type("RTX 4090")
     page.keyboard.press("Enter")
@@ -101,7 +101,7 @@ def test_the_load_moves_while_something_decodes_and_stops_with_it(page, url):
     expect(page.get_by_text("MFU counts emitted tokens only")).to_be_visible(timeout=120 * SECONDS)
     page.locator(".st-key-live-stop button").click()
     expect(page.get_by_text("Compute (measured)")).to_be_hidden(timeout=60 * SECONDS)
-    expect(page.get_by_text("MFU counts emitted tokens only")).to_be_visible()
+    expect(page.get_by_text("MFU counts emitted tokens only")).to_be_visible(timeout=60 * SECONDS)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
