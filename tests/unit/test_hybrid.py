@@ -108,3 +108,15 @@ def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_mode
     drafter.start(0, PROMPT, None, 40)
     out = drafter.propose([request(0, PROMPT[-1], 3)])
     assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and out.draft_probs[0].shape == (3, VOCAB)
+
+
+def test_shipped_drafters_read_and_keep_to_16_megabytes():
+    from specviz.drafters import shipped
+
+    for kind, folder in shipped.available().items():
+        read_kind, config, weights, about = checkpoints.read(folder)
+        assert read_kind == kind and config.vocab_size == 49152 and about["licence"] == "Apache-2.0"
+        assert (folder / "model.safetensors").stat().st_size < 16 * 2**20
+        assert (weights["draft_ids"].diff() > 0).all() and (folder / "README.md").is_file()
+        if kind != "autoregressive":
+            assert checkpoints.load_block_net(folder).config == config
