@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from specviz.hardware import ceilings, facts, shapes, steps
+from specviz.hardware import ceilings, facts, monitor, shapes, steps
 from specviz.ui import arithmetic, watch
 
 CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
@@ -246,3 +246,17 @@ def test_a_busy_machine_is_told_on_screen(open_page, monkeypatch):
     app = open_page()
     assert "other programs used 60 % of the device" in sentences(app)
     assert app.button("ceilings-button").label == "Measure again"
+
+
+def test_joules_per_emitted_token_are_of_the_time_that_was_watched(monkeypatch):
+    """Energy and tokens both count from the moment a run is first seen; another run starts anew."""
+    monkeypatch.setattr(watch.st, "session_state", {})
+
+    def told(joules, tokens, run="a"):
+        return watch.joules_per_token([monitor.Sample(0.0, 0.5, 0.2, 1, 2, watts=100.0, joules=joules)], (run, tokens))
+
+    assert told(50.0, 10) is None, "nothing has been emitted yet while it was watched"
+    assert told(80.0, 20) == "3.00 J"
+    assert told(80.0, 20) == "3.00 J", "no new token: the last figure stays"
+    assert told(90.0, 5, run="b") is None
+    assert told(None, 5, run="b") is None and watch.joules_per_token([monitor.Sample(0, 0, 0, 0, 0)], None) is None
