@@ -6,6 +6,7 @@ token, gives no p-value (None) instead of a comfortable one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,13 +63,23 @@ def total_variation(first: Mapping[int, float], second: Mapping[int, float]) -> 
 
 
 def total_variation_by_chance(first: Mapping[int, int], second: Mapping[int, int]) -> float | None:
-    """About the total variation that two samples of these sizes show though both follow one distribution."""
+    """The total variation to be expected of two samples of these sizes though both follow one distribution: each
+    token's sightings in both are dealt out anew by chance."""
     n, m = sum(first.values()), sum(second.values())
     if not n or not m:
         return None
-    shares = [(first.get(t, 0) + second.get(t, 0)) / (n + m) for t in first.keys() | second.keys()]
-    # the mean size of a normal deviation is sqrt(2 / pi) of its standard deviation
-    return sum((2 / torch.pi * p * (1 - p) * (1 / n + 1 / m)) ** 0.5 for p in shares) / 2
+    together = [first.get(t, 0) + second.get(t, 0) for t in first.keys() | second.keys()]
+    return sum(_dealt(total, n, m) for total in together) / 2
+
+
+def _dealt(total: int, n: int, m: int) -> float:
+    """The mean of |a / n - b / m| where a + b = total sightings fall to samples of n and m by chance."""
+    share = n / (n + m)
+    if total > 100:  # the mean size of a normal deviation is sqrt(2 / pi) of its standard deviation
+        p = total / (n + m)
+        return (2 / math.pi * p * (1 - p) * (1 / n + 1 / m)) ** 0.5
+    return sum(math.comb(total, a) * share**a * (1 - share) ** (total - a) * abs(a / n - (total - a) / m)
+               for a in range(total + 1))
 
 
 def upper_tail(statistic: float, freedom: int) -> float:
