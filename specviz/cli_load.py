@@ -12,7 +12,7 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.format import number, percent, seconds
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
-from specviz.policies import NAMES
+from specviz.policies import ALL, NAMES
 from specviz.trace import Settings
 
 SWEEP_KEYS = ("k", "batch", "tokens_per_second", "speedup", "acceptance_rate", "context", "plain_tokens_per_second",
@@ -43,7 +43,7 @@ def add_parsers(subparsers) -> None:
         description="The same arrivals and seeds under each policy, on the real engine with continuous batching.")
     _common(load)
     load.add_argument("--policy", default="all", metavar="P,P",
-                      help=f"all, or some of {', '.join(NAMES)}; fixed:3 sets its K (default: %(default)s)")
+                      help=f"all (the first four) or some of {', '.join(ALL)}; fixed:3 sets its K (default: all)")
     load.add_argument("--rate", default="0.5", metavar="LIST", help="requests a second, one or several (default: 0.5)")
     load.add_argument("--seconds", type=float, default=20.0, metavar="S",
                       help="how long requests arrive (default: %(default)s)")

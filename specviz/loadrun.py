@@ -65,8 +65,8 @@ class LoadOrder:
     def __post_init__(self):
         for name in self.policies:
             kind, _, k = name.partition(":")
-            if kind not in policies.NAMES or (k and (kind != "fixed" or not k.isdigit() or int(k) > MAX_K)):
-                raise SettingsError(f"There is no policy {name[:40]!r}: choose from {', '.join(policies.NAMES)}, or "
+            if kind not in policies.ALL or (k and (kind != "fixed" or not k.isdigit() or int(k) > MAX_K)):
+                raise SettingsError(f"There is no policy {name[:40]!r}: choose from {', '.join(policies.ALL)}, or "
                                     "fixed:K with a K of your own.")
         if not (0 < self.rate <= 1e5 and 0 < self.seconds <= 1e5 and 1 <= self.burst <= 10_000):
             raise SettingsError("The rate, the seconds and the burst must be above 0.")

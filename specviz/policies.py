@@ -16,6 +16,7 @@ from specviz.scheduling import (
     Schedule,
     SurvivalEstimate,
     best_schedule,
+    prefix_schedule,
     survivals,
     take,
     uniform_goodput,
@@ -87,11 +88,12 @@ class _Learning:
     def cut(self, requests, proposed, confidence):
         return list(proposed)
 
-    def _probed(self, lengths: list[int]) -> list[int]:
+    def _probed(self, lengths: list[int], drafts: int = 1) -> list[int]:
+        """The lengths, or once in a while `drafts` for one request where there would be none for any."""
         self._idle = 0 if any(lengths) else self._idle + 1
         if lengths and self._idle >= PROBE_EVERY:
             self._idle = 0
-            return [1, *lengths[1:]]
+            return [drafts, *lengths[1:]]
         return lengths
 
 
@@ -124,11 +126,14 @@ class Prefix(_Learning):
 
     name = "prefix scheduler"
 
-    def __init__(self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True):
+    def __init__(self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True,
+                 early: bool = False):
         """confident: the drafter is known to say how likely each draft is to survive; otherwise that is found out.
-        deterministic: it draws nothing."""
+        deterministic: it draws nothing. early: stop at the first drop, algorithm 1 to the letter."""
         super().__init__(costs, max_k)
-        self.confident, self.deterministic = confident, deterministic
+        self.confident, self.deterministic, self.early = confident, deterministic, early
+        if early:
+            self.name = "prefix scheduler, early stop"
         self._older: dict[int, list[float]] = {}
         """Survivals of each request's last draft."""
         self._budget = 0
@@ -141,15 +146,25 @@ class Prefix(_Learning):
             return []
         cost = self.costs.verifying(rows, prompt_tokens)
         if not self.confident:
-            self.last = best_schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
+            schedule = prefix_schedule if self.early else best_schedule
+            self.last = schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
             return self._probed(list(self.last.lengths))
-        older = [self._older.get(r) or self.estimate.of(r) for r in requests]
+        older = [self._before(r) for r in requests]
         block = self.costs.verifying(rows, prompt_tokens, self.costs.drafting([self.max_k] * rows))
         schedule = best_schedule(older, block)
         self._budget = sum(schedule.lengths)
         # drafting itself must pay: a plain round needs none of it
         worth = schedule.theta > rows / cost(rows)
-        return self._probed([self.max_k if worth else 0] * rows)
+        return self._probed([self.max_k if worth else 0] * rows, self.max_k)
+
+    def _before(self, request: int) -> list[float]:
+        """The survivals of a request's last draft, continued by the estimate where it was shorter than a block."""
+        known = self._older.get(request, [])
+        last, found = (known[-1] if known else 1.0), list(known)
+        for c in self.estimate.conditional(request)[len(known):]:
+            last *= c
+            found.append(last)
+        return found
 
     def cut(self, requests, proposed, confidence):
         if confidence is None:
@@ -161,7 +176,9 @@ class Prefix(_Learning):
         self._older.update(zip(requests, now))
         cost = self.costs.verifying(self._rows, self._prompt_tokens,
                                     self.costs.drafting([self.max_k] * len(requests)))
-        if self.deterministic:
+        if self.early:
+            self.last = prefix_schedule(now, cost)
+        elif self.deterministic:
             self.last = best_schedule(now, cost)
         else:
             self.last = take(now, max(1, self._budget), cost)
@@ -173,17 +190,20 @@ class Prefix(_Learning):
 
 
 NAMES = ("none", "fixed", "uniform", "prefix")
+"""The policies that are compared."""
+ALL = (*NAMES, "early")
+"""And algorithm 1 with its early stop, which sticks where the cost has steps."""
 
 
 def make(name: str, costs: RoundCosts, k: int, max_k: int, confident: bool = False,
          deterministic: bool = True) -> Policy:
-    """The policy of a name: none, fixed (with K = k), uniform or prefix. Raises SettingsError."""
+    """The policy of a name: none, fixed (with K = k), uniform, prefix or early. Raises SettingsError."""
     if name == "none":
         return Fixed(0)
     if name == "fixed":
         return Fixed(k)
     if name == "uniform":
         return Uniform(costs, max_k)
-    if name == "prefix":
-        return Prefix(costs, max_k, confident, deterministic)
-    raise SettingsError(f"There is no policy {name[:40]!r}: choose one of {', '.join(NAMES)}.")
+    if name in ("prefix", "early"):
+        return Prefix(costs, max_k, confident, deterministic, name == "early")
+    raise SettingsError(f"There is no policy {name[:40]!r}: choose one of {', '.join(ALL)}.")

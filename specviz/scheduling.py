@@ -183,13 +183,13 @@ Drafting = Callable[[int, int, int], float]
 schedules that are made before anything is drafted."""
 
 
-def prefix_schedule(survivals: Sequence[Sequence[float]], cost: Cost) -> Schedule:
+def prefix_schedule(survivals: Sequence[Sequence[float]], cost: Cost, drafting: Drafting | None = None) -> Schedule:
     """Algorithm 1 of DSpark: admit candidates, likeliest first, and stop at the first that does not raise theta.
 
     Lossless for drafts that are drawn by chance, for nothing past the stop is looked at. On a cost with steps it may
     stop too early: see `budget` and `best_schedule`.
     """
-    return _walk(survivals, cost, True)
+    return _walk(survivals, cost, True, drafting)
 
 
 def best_schedule(survivals: Sequence[Sequence[float]], cost: Cost, drafting: Drafting | None = None) -> Schedule:

@@ -161,6 +161,8 @@ class Sweep(Worker):
         settings = replace(order.settings, k=k, max_new_tokens=min(4096, new))
         _check_room(target, batch, len(ids) + new, k)
         drafter = make_drafter(order.drafter, self.pair, target, settings, store, stop=self.stopping) if k else None
+        if drafter is not None and k > drafter.max_k:
+            return Cell(k, batch, len(ids), text=text, note=f"This drafter drafts at most {drafter.max_k} tokens.")
         measured, rounds = Measurements(), []
         steps = decode(target.model, drafter, [ids] * batch, settings, eos_ids=frozenset(), baseline_every=1,
                        record=False, measured=measured,

@@ -13,7 +13,8 @@ from specviz.figures import palette, template
 from specviz.loadrun import Outcome
 
 STYLES = {"none": (palette.PLAIN, "square", "dash"), "fixed": (palette.DRAFT, "diamond", "dot"),
-          "uniform": (palette.BONUS, "triangle-up", "dashdot"), "prefix": (palette.TARGET, "circle", "solid")}
+          "uniform": (palette.BONUS, "triangle-up", "dashdot"), "prefix": (palette.TARGET, "circle", "solid"),
+          "early": (palette.REJECTED, "cross", "longdash")}
 """Colour, symbol and dash of each kind of policy, everywhere."""
 
 
