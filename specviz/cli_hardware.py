@@ -29,7 +29,7 @@ def add_parsers(subparsers) -> None:
     parser.set_defaults(handler=roofline_command)
 
     parser = subparsers.add_parser(
-        "bottleneck", help="modelled against measured time by width, the batch that is 12 % busy, what watching costs")
+        "bottleneck", help="modelled against measured time by width, the batch that is 12 %% busy, what watching costs")
     _common(parser)
     parser.add_argument("--pair", default="smollm2-135m", help="a name from `pairs`; its target is timed")
     parser.add_argument("--shape", help="instead of a pair: a built-in shape or a Hub id, timed with random weights")

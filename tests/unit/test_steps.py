@@ -172,3 +172,12 @@ def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watchin
             assert found["twelve_per_cent"]["verify"]["k"] == 4 and 0 <= found["monitor"]["share"] < 1
         else:
             assert "verify of 5" in printed and "Monitor:" in printed
+
+
+def test_the_help_of_every_command_here_can_be_printed():
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(required=True)
+    cli_hardware.add_parsers(commands)
+    assert "12 % busy" in " ".join(parser.format_help().split())
+    for command in commands.choices.values():
+        assert command.format_help()
