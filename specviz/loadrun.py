@@ -160,20 +160,25 @@ class LoadRun(Worker):
             tuple(server.ticks), tuple(server.records.values()), policy.last))
 
     def _identical(self, target, server: Server) -> bool | None:
-        """Whether every greedy text equals its text alone; None when sampled, where texts may differ by right."""
+        """Whether every greedy text, as far as it came, equals its text alone; None when sampled, where texts may
+        differ by right, and where nothing was emitted."""
         from specviz.decoding import decode
 
         if self.order.settings.temperature:
             return None
-        finished = [r for r in server.records.values() if r.state == "finished"]
-        for record in finished:
+        spoken = [r for r in server.records.values() if r.tokens]
+        for record in spoken:
             prompt = record.job.prompt
             if prompt not in self._alone:
                 self.tell("Decoding each prompt alone, for comparison")
                 settings = replace(self.order.settings, k=0, max_new_tokens=self.order.lengths[1])
                 self._alone[prompt] = [t for r in decode(target.model, None, [prompt], settings, record=False)
                                        for t in r.rows[0].emitted]
-        return all(r.tokens == self._alone[r.job.prompt][: r.job.limit] for r in finished)
+        if not spoken:
+            return None
+        whole = {r.job.id: self._alone[r.job.prompt][: r.job.limit] for r in spoken}
+        return all(r.tokens == (whole[r.job.id] if r.state == "finished" else whole[r.job.id][: len(r.tokens)])
+                   for r in spoken)
 
 
 def _prompts(tokenizer, order: LoadOrder, pair: str) -> list[tuple[int, ...]]:

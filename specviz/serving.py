@@ -500,7 +500,7 @@ class Summary:
     waited: float | None
     """Mean seconds from arrival to the start of decoding."""
     identical: bool | None = None
-    """Whether every finished request's text equals its text alone; None where that was not to be told."""
+    """Whether every text, as far as it came, equals its text alone; None where that was not to be told."""
 
 
 def summarise(server: Server, rate: float, identical: bool | None = None) -> Summary:

@@ -101,7 +101,7 @@ def served(order: LoadOrder) -> None:
         if False in told:
             st.error("A text differs from its text alone.")
         elif True in told:
-            st.success("Every finished text, under every policy, equals its text alone.", icon=":material/check:")
+            st.success("Every text, under every policy, equals its text alone.", icon=":material/check:")
 
 
 def _tick(run: LoadRun, was_alive: bool) -> None:
