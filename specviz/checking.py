@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import logging
 import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,8 +23,9 @@ from specviz.models.fetch import Stopped
 from specviz.models.pairs import find_pair
 from specviz.models.toy import sentence
 from specviz.orders import Order, drafter_names
-from specviz.runs import ABANDONED_SECONDS, STORE, ModelStore, Opened, make_drafter
+from specviz.runs import STORE, ModelStore, Opened, make_drafter
 from specviz.trace import Settings, Trace
+from specviz.worker import Watched
 
 _LOG = logging.getLogger(__name__)
 Verdict = Literal["lossless", "differs", "inconclusive"]
@@ -392,49 +391,36 @@ def check_run(
 # ------------------------------------------------------------------------------------------ in a worker
 
 
-class Job:
+class Job(Watched):
     """A check in a worker thread, with progress and Stop. Whoever watches must `poll`, or it stops itself."""
 
     def __init__(self, work: Callable[[PROGRESS, Callable[[], bool]], Finding]):
         """work(tell, stop) does it all."""
+        super().__init__()
         self.status: Literal["working", "done", "stopped", "failed"] = "working"
         self.stage, self.fraction = "Starting", 0.0
         self.finding: Finding | None = None
         self.error = ""
-        self._halt = threading.Event()
-        self._polled = time.monotonic()
-        self._thread = threading.Thread(target=self._execute, args=(work,), daemon=True, name="specviz check")
-        self._thread.start()
+        self._work = work
+        self.start()
 
     @property
     def alive(self) -> bool:
         return self.status == "working"
 
-    def poll(self) -> None:
-        """Somebody is still watching."""
-        self._polled = time.monotonic()
-
-    def stop(self) -> None:
-        """End after the step that is under way."""
-        self._halt.set()
-
-    def join(self, seconds: float | None = None) -> None:
-        self._thread.join(seconds)
-
-    def _stopping(self) -> bool:
-        return self._halt.is_set() or time.monotonic() - self._polled > ABANDONED_SECONDS
-
     def _tell(self, stage: str, fraction: float) -> None:
         self.stage, self.fraction = stage, min(1.0, max(0.0, fraction))
 
-    def _execute(self, work: Callable[[PROGRESS, Callable[[], bool]], Finding]) -> None:
+    def execute(self) -> Job:
+        """Do it all, here and now. Never raises: what goes wrong is in `status` and `error`."""
         try:
-            self.finding = work(self._tell, self._stopping)
+            self.finding = self._work(self._tell, self.stopping)
             self.status = "done"
         except SpecVizError as error:
             self.error = str(error)
-            self.status = "stopped" if self._stopping() else "failed"
+            self.status = "stopped" if self.stopping() else "failed"
         except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
             _LOG.exception("the check failed")
             self.error = f"Something unexpected went wrong ({type(error).__name__}). The log says more."
             self.status = "failed"
+        return self

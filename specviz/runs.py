@@ -9,11 +9,11 @@ from __future__ import annotations
 import datetime
 import logging
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 
@@ -34,10 +34,9 @@ from specviz.models.pairs import EMBEDDED, Pair, Source, find_pair
 from specviz.orders import Order, drafter_names, trained
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
+from specviz.worker import Watched
 
 _LOG = logging.getLogger(__name__)
-ABANDONED_SECONDS = 5.0
-"""A watched run that nobody has polled for this long stops itself."""
 BASELINE_EVERY = 3
 """Rounds between two plain steps of the baseline."""
 FIRST_LAYERS = 6
@@ -156,7 +155,7 @@ def _no_drafter(pair: Pair, name: str) -> str:
     return f"{pair.title} has no drafter {name[:40]!r}: choose one of {', '.join(drafter_names(pair))}."
 
 
-class Run:
+class Run(Watched):
     """One run, from loading to the last round. Has a Trace's attributes while it goes, and the Trace at its end.
 
     status: loading | running | complete | stopped | failed. `error` is one sentence, set when it failed; the
@@ -166,6 +165,7 @@ class Run:
     def __init__(self, order: Order, store: ModelStore = STORE):
         if not isinstance(order.rows, int) or not 1 <= order.rows <= MAX_ROWS:
             raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {order.rows!r}.")
+        super().__init__()
         if not order.text.strip() and not (order.raw and order.text):
             raise SettingsError("The prompt is empty: type something, or choose a preset.")
         self.order, self.store = order, store
@@ -190,9 +190,6 @@ class Run:
         self._emitted: list[list[int]] = []
         self._tokenizer = None
         self._vocab_size = 0
-        self._halt = threading.Event()
-        self._polled: float | None = None
-        self._thread: threading.Thread | None = None
 
     # ---- watching
 
@@ -204,33 +201,9 @@ class Run:
     def alive(self) -> bool:
         return self.status in ("loading", "running")
 
-    def start(self) -> Run:
-        """Work in a thread. Whoever watches must `poll` at least every few seconds, or the run stops itself."""
-        self.poll()
-        self._thread = threading.Thread(target=self.execute, daemon=True, name=f"specviz run {self.id}")
-        self._thread.start()
-        return self
-
-    def poll(self) -> None:
-        """Somebody is still watching."""
-        self._polled = time.monotonic()
-
-    def stop(self) -> None:
-        """End after the step that is under way."""
-        self._halt.set()
-
-    def join(self, seconds: float | None = None) -> None:
-        if self._thread:
-            self._thread.join(seconds)
-
-    def _stopping(self) -> bool:
-        if self._polled is not None and time.monotonic() - self._polled > ABANDONED_SECONDS:
-            self._halt.set()
-        return self._halt.is_set()
-
     # ---- working
 
-    def execute(self) -> Run:
+    def execute(self) -> Self:
         """Do all of it, here and now. Never raises: what goes wrong is in `status` and `error`."""
         try:
             self._work()
@@ -259,10 +232,10 @@ class Run:
     def _work(self) -> None:
         order, settings = self.order, self.settings
         if order.drafter == "autoregressive" and self.pair.draft is not None:
-            load.check(self.pair, self._tell, self._stopping)  # before anything large is fetched
+            load.check(self.pair, self._tell, self.stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
-        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self._stopping)
+        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self.stopping)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
@@ -278,7 +251,7 @@ class Run:
         if roofs is None:
             self._tell(Progress("Measuring this machine's ceilings, once"))
             roofs = ceilings.measure(
-                target.device, target.precision, stop=self._stopping, quick=True,
+                target.device, target.precision, stop=self.stopping, quick=True,
                 progress=lambda f, _: self._tell(Progress("Measuring this machine's ceilings, once", fraction=f)),
             )
         self.machine = machine.describe(target.device, target.precision, roofs)
@@ -298,7 +271,7 @@ class Run:
                     self._add_pieces(t for x in verdict.positions for t in x.support)
                     self._add_pieces(x.first_guess for x in verdict.positions if x.first_guess is not None)
                 self.rounds.append(round_)
-                if self._stopping():
+                if self.stopping():
                     end = "stopped"
                     break
         finally:
@@ -309,7 +282,7 @@ class Run:
         self.status = end
 
     def _open(self, source: Source) -> Opened:
-        return self.store.open(source, self.order.device, self.order.precision, self._tell, self._stopping)
+        return self.store.open(source, self.order.device, self.order.precision, self._tell, self.stopping)
 
     def _check_room(self, target: Opened, prompt_tokens: int) -> None:
         """Refuse a run whose caches and logits would not fit, before anything is allocated."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from typing import Self
 
 from specviz.errors import SpecVizError
 
@@ -13,33 +14,24 @@ ABANDONED_SECONDS = 5.0
 """Watched work that nobody has polled for this long stops itself."""
 
 
-class Worker:
-    """Subclasses do their work in `work`, ask `stopping` between steps and tell `stage` and `fraction`.
-
-    status: new | running | complete | stopped | failed; `error` is one sentence, set when it failed.
-    """
+class Watched:
+    """What runs in a thread for as long as somebody polls it. Subclasses do it all in `execute`, which never raises."""
 
     def __init__(self):
-        self.status = "new"
-        self.error: str | None = None
-        self.stage = ""
-        self.fraction = 0.0
         self._halt = threading.Event()
         self._polled: float | None = None
         self._thread: threading.Thread | None = None
 
-    @property
-    def alive(self) -> bool:
-        return self.status == "running"
-
-    def start(self) -> Worker:
+    def start(self) -> Self:
         """Work in a thread. Whoever watches must `poll` at least every few seconds."""
         self.poll()
         self._halt.clear()
-        self.status, self.error = "running", None
-        self._thread = threading.Thread(target=self.execute, daemon=True, name=type(self).__name__)
+        self._thread = threading.Thread(target=self.execute, daemon=True, name=f"specviz {type(self).__name__}")
         self._thread.start()
         return self
+
+    def execute(self) -> Self:
+        raise NotImplementedError
 
     def poll(self) -> None:
         """Somebody is still watching."""
@@ -50,6 +42,7 @@ class Worker:
         self._halt.set()
 
     def join(self, seconds: float | None = None) -> None:
+        """Wait until the work has ended."""
         if self._thread:
             self._thread.join(seconds)
 
@@ -59,13 +52,35 @@ class Worker:
             self._halt.set()
         return self._halt.is_set()
 
+
+class Worker(Watched):
+    """Subclasses do their work in `work`, ask `stopping` between steps and tell `stage` and `fraction`.
+
+    status: new | running | complete | stopped | failed; `error` is one sentence, set when it failed.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.status = "new"
+        self.error: str | None = None
+        self.stage = ""
+        self.fraction = 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self.status == "running"
+
+    def start(self) -> Self:
+        self.status, self.error = "running", None
+        return super().start()
+
     def tell(self, stage: str, fraction: float | None = None) -> None:
         """What is being done, and how much of it all is done, 0..1."""
         self.stage = stage
         if fraction is not None:
             self.fraction = min(1.0, max(0.0, fraction))
 
-    def execute(self) -> Worker:
+    def execute(self) -> Self:
         """Do all of it, here and now. Never raises: what goes wrong is in `status` and `error`."""
         self.status = "running"
         try:

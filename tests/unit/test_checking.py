@@ -133,7 +133,7 @@ def test_a_job_can_be_stopped_and_says_how_far_it_is():
 
 
 def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
-    monkeypatch.setattr(checking, "ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr("specviz.worker.ABANDONED_SECONDS", 0.0)
 
     def work(tell, stop):
         while not stop():

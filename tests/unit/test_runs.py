@@ -128,7 +128,7 @@ def test_stop_during_loading_ends_without_a_trace(store):
 
 
 def test_a_run_that_nobody_polls_stops_itself(store, monkeypatch):
-    monkeypatch.setattr(runs, "ABANDONED_SECONDS", 0.3)
+    monkeypatch.setattr("specviz.worker.ABANDONED_SECONDS", 0.3)
     slow(monkeypatch)
     run = Run(endless(), store).start()
     end = time.monotonic() + 60
@@ -140,7 +140,7 @@ def test_a_run_that_nobody_polls_stops_itself(store, monkeypatch):
 
 
 def test_a_run_that_is_polled_goes_on(store, monkeypatch):
-    monkeypatch.setattr(runs, "ABANDONED_SECONDS", 1.0)
+    monkeypatch.setattr("specviz.worker.ABANDONED_SECONDS", 1.0)
     slow(monkeypatch)
     run = Run(endless(), store).start()
     end = time.monotonic() + 2.5
@@ -154,7 +154,7 @@ def test_a_run_that_is_polled_goes_on(store, monkeypatch):
 
 
 def test_a_run_in_the_foreground_needs_no_polling(store, monkeypatch):
-    monkeypatch.setattr(runs, "ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr("specviz.worker.ABANDONED_SECONDS", 0.0)
     assert Run(order(), store).execute().status == "complete"
 
 
