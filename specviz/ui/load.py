@@ -217,7 +217,8 @@ def simulated(order: LoadOrder) -> None:
     first, second, third = st.columns(3)
     device = first.selectbox("Device", [d.name for d in catalogue.DEVICES], key="sim-device", **BOUND)
     model = second.selectbox("Model", [s.name for s in shapes.SHAPES], 3, key="sim-model", **BOUND)
-    top = third.select_slider("Highest rate (requests/s)", [2, 5, 10, 20, 50, 100], 20, key="sim-rate", **BOUND)
+    top = third.select_slider("Highest rate (requests/s)", [2, 5, 10, 20, 50, 100, 200, 400], 100, key="sim-rate",
+                              **BOUND)
     first, second, third = st.columns(3)
     survival = first.slider("Survival of draft 1, falling to two thirds at draft 7", 0.1, 0.99, 0.85, 0.01,
                             key="sim-survival", **BOUND)
