@@ -2,7 +2,8 @@
 
 import streamlit as st
 
-from specviz.ui import controls, preparing, run_charts, stage
+from specviz.ui import controls, conventions, preparing, run_charts, stage
+from specviz.ui.proof import proof
 
 st.markdown("#### A small drafter guesses, the target checks all guesses in one pass: watch it happen on a real model.")
 order = controls.order()
@@ -13,6 +14,9 @@ stage.buttons(order)
 stage.show()
 if (trace := stage.shown_trace()) is not None:
     run_charts.show(trace)
+    proof(trace)
+    with st.expander("The same run by every convention: acceptance rates and lengths, each with its formula"):
+        conventions.panel(trace)
 run_charts.opener()
 with preparation:  # last, so that its imports do not hold up the first paint
     preparing.show()
