@@ -67,23 +67,33 @@ class Record:
         return self.decoding_seconds / len(self.tokens) if self.tokens and self.decoding_seconds is not None else None
 
 
-@dataclass(frozen=True)
+MOST_TICKS = 20_000
+"""Past so many, neighbouring ticks are added up two by two, so that a server may run for days."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """One round of the server."""
+    """One round of the server, or several that follow each other: everything but `at` is a sum over them."""
 
     at: float
-    """When it ended."""
+    """When the last of them ended."""
     seconds: float
+    rounds: int
     running: int
+    """Requests decoding."""
     waiting: int
     """Requests not yet decoding: in the queue or being read."""
+    running_seconds: float
+    """Requests decoding times seconds."""
     prompt_tokens: int
     proposed: int
     verified: int
     accepted: int
     emitted: int
-    lengths: tuple[int, ...]
-    """Drafts verified for each running request."""
+
+    def __add__(self, later: Tick) -> Tick:
+        names = [name for name in self.__slots__ if name != "at"]
+        return Tick(later.at, *(getattr(self, name) + getattr(later, name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -362,12 +372,14 @@ class Server:
             if read == len(row.prompt) - 1:
                 del self._reading[row.id]
                 self._begin(row, now)
+        seconds = now - began
         tick = Tick(
-            now, now - began, len(rows), len(self._queue) + len(self._reading), prompt_tokens,
+            now, seconds, 1, len(rows), len(self._queue) + len(self._reading), len(rows) * seconds, prompt_tokens,
             sum(v.proposed for v in round_.rows), sum(v.verified for v in round_.rows),
             sum(v.accepted for v in round_.rows), sum(len(v.emitted) for v in round_.rows),
-            tuple(v.verified for v in round_.rows),
         )
+        if len(self.ticks) >= MOST_TICKS:
+            self.ticks = [first + second for first, second in zip(self.ticks[::2], self.ticks[1::2])]
         self.ticks.append(tick)
         return tick
 
@@ -522,7 +534,7 @@ def summarise(server: Server, rate: float, identical: bool | None = None) -> Sum
         mean_verify_length=_ratio(verified, row_rounds),
         wasted_verify_fraction=_ratio(verified - accepted, verified + row_rounds),
         acceptance_rate=_ratio(accepted, verified),
-        mean_running=_ratio(sum(t.running * t.seconds for t in ticks), busy),
+        mean_running=_ratio(sum(t.running_seconds for t in ticks), busy),
         requests=len(server.records), finished=len(finished),
         cancelled=sum(r.state == "cancelled" for r in records), refused=sum(r.state == "refused" for r in records),
         waited=_ratio(sum(waits), len(waits)), identical=identical,

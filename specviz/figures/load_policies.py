@@ -93,10 +93,10 @@ def lengths_table(outcomes: Sequence[Outcome], buckets: int = 60) -> pd.DataFram
         for tick in o.ticks:
             groups.setdefault(int(tick.at / width), []).append(tick)
         for group in groups.values():
-            running = sum(t.running for t in group)
+            running, rounds = sum(t.running for t in group), sum(t.rounds for t in group)
             rows.append((o.policy, named(o), group[-1].at,
-                         sum(t.verified for t in group) / running if running else None, running / len(group),
-                         sum(t.waiting for t in group) / len(group)))
+                         sum(t.verified for t in group) / running if running else None, running / rounds,
+                         sum(t.waiting for t in group) / rounds))
     return pd.DataFrame(rows, columns=["policy", "name", "seconds", "verify_length", "running", "waiting"])
 
 

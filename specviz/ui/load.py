@@ -118,8 +118,8 @@ def _tick(run: LoadRun, was_alive: bool) -> None:
         if server is not None and server.ticks:
             last = server.ticks[-1]
             one, two, three, four = st.columns(4)
-            one.metric("Running", last.running)
-            two.metric("Waiting", last.waiting)
+            one.metric("Running", round(last.running / last.rounds))
+            two.metric("Waiting", round(last.waiting / last.rounds))
             three.metric("Drafts verified per request", format.number(last.verified / last.running if last.running
                                                                       else None))
             four.metric("Requests so far", len(server.records))

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -189,6 +190,16 @@ def test_what_does_not_fit_is_refused_with_a_sentence(toy_target, toy_draft):
         Limits.within(99, 1, 100)
     with pytest.raises(SettingsError, match="at least"):
         Limits(rows=0)
+
+
+def test_a_long_run_keeps_few_ticks_and_all_sums(toy_target, toy_draft, monkeypatch):
+    whole = served(toy_target, toy_draft, "fixed")
+    monkeypatch.setattr("specviz.serving.MOST_TICKS", 10)
+    few = served(toy_target, toy_draft, "fixed")
+    assert len(few.ticks) <= 10 < len(whole.ticks)
+    for a, b in zip(astuple(summarise(few, 1.0)), astuple(summarise(whole, 1.0))):
+        assert a == b or a == pytest.approx(b)
+    assert sum(t.rounds for t in few.ticks) == len(whole.ticks)
 
 
 def test_stop_and_time_limit_cancel_what_runs(toy_target, toy_draft):
