@@ -26,6 +26,9 @@ from specviz.trace import Verdict
 PROBE_EVERY = 16
 """Rounds without a draft after which one is tried again: what never drafts never learns that drafting pays."""
 
+DEPTHS = (1, 2, 3, 4, 6)
+"""Lengths of a draft, besides the longest, that are weighed where drafts are cut afterwards."""
+
 
 class Policy(Protocol):
     """What a server asks."""
@@ -119,9 +122,10 @@ class Prefix(_Learning):
     """The prefix scheduler of DSpark: lengths by request, from survival and cost.
 
     Without confidences from the drafter, survival is estimated from past verdicts, so the lengths are decided before
-    anything is drafted and nothing is drafted in vain. With confidences a whole block is drafted and then cut: by the
-    whole maximum if drafts are chosen without chance, and otherwise by the likeliest drafts within a budget from the
-    confidences of the round before (the early stop of the paper's algorithm 1 would stick wherever the cost has steps).
+    anything is drafted and nothing is drafted in vain. With confidences the same number is drafted for all, chosen by
+    the confidences of the round before, and then cut: by the whole maximum if drafts are chosen without chance, and
+    otherwise by the likeliest drafts within a budget from the confidences of the round before (the early stop of the
+    paper's algorithm 1 would stick wherever the cost has steps).
     """
 
     name = "prefix scheduler"
@@ -136,7 +140,7 @@ class Prefix(_Learning):
             self.name = "prefix scheduler, early stop"
         self._older: dict[int, list[float]] = {}
         """Survivals of each request's last draft."""
-        self._budget = 0
+        self._budget = self._depth = 0
         self._rows = self._prompt_tokens = 0
 
     def wishes(self, requests, prompt_tokens=0):
@@ -150,12 +154,14 @@ class Prefix(_Learning):
             self.last = schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
             return self._probed(list(self.last.lengths))
         older = [self._before(r) for r in requests]
-        block = self.costs.verifying(rows, prompt_tokens, self.costs.drafting([self.max_k] * rows))
-        schedule = best_schedule(older, block)
-        self._budget = sum(schedule.lengths)
-        # drafting itself must pay: a plain round needs none of it
-        worth = schedule.theta > rows / cost(rows)
-        return self._probed([self.max_k if worth else 0] * rows, self.max_k)
+        # how deep to draft, the same for all: drafting itself must pay, and a plain round needs none of it
+        theta, self._depth, self._budget = rows / cost(rows), 0, 0
+        for depth in sorted({d for d in DEPTHS if d < self.max_k} | {self.max_k}):
+            spent = self.costs.drafting([depth] * rows)
+            schedule = best_schedule([a[:depth] for a in older], self.costs.verifying(rows, prompt_tokens, spent))
+            if schedule.theta > theta:
+                theta, self._depth, self._budget = schedule.theta, depth, sum(schedule.lengths)
+        return self._probed([self._depth] * rows, self.max_k)
 
     def _before(self, request: int) -> list[float]:
         """The survivals of a request's last draft, continued by the estimate where it was shorter than a block."""
@@ -169,13 +175,12 @@ class Prefix(_Learning):
     def cut(self, requests, proposed, confidence):
         if confidence is None:
             return list(proposed)
-        if not self.confident:  # from the next round on whole blocks are drafted
+        if not self.confident:  # from the next round on drafts are cut afterwards
             self.confident = True
             return list(proposed)
         now = [survivals(c) for c in confidence]
         self._older.update(zip(requests, now))
-        cost = self.costs.verifying(self._rows, self._prompt_tokens,
-                                    self.costs.drafting([self.max_k] * len(requests)))
+        cost = self.costs.verifying(self._rows, self._prompt_tokens, self.costs.drafting(proposed))
         if self.early:
             self.last = prefix_schedule(now, cost)
         elif self.deterministic:
