@@ -599,7 +599,7 @@ function drawBusy(scene, width, round, plain, ceilings, s) {
 const pointOf = (round, plain, kind) => round.points[kind] ?? (kind === "plain" ? plain?.point ?? null : null);
 
 // Fixed log-log axes, so that rounds can be compared.
-function drawRoof(scene, width, round, plain, ceilings, s) {
+function drawRoof(scene, width, round, rounds, plain, ceilings, s) {
   const { ink } = scene;
   if (!ceilings) {
     paragraph(scene, "none", 0, 16, width,
@@ -609,7 +609,10 @@ function drawRoof(scene, width, round, plain, ceilings, s) {
   const height = 280;
   const box = { x: 42, y: 8, w: width - 50, h: height - 50 };
   const ridge = ceilings.flops / ceilings.bandwidth;
-  const low = { x: -1, y: Math.floor(Math.log10(ceilings.bandwidth * 0.1)) - 1 };
+  // a decade below the memory roof's foot, or lower where a round of this run lies there (tiny models do)
+  const rates = rounds.flatMap((r) => Object.values(r.points)).filter((p) => p && p.flops > 0 && p.seconds > 0)
+    .map((p) => Math.log10(p.flops / p.seconds));
+  const low = { x: -1, y: Math.floor(Math.min(Math.log10(ceilings.bandwidth * 0.1) - 1, ...rates)) };
   const high = { x: Math.max(3, Math.ceil(Math.log10(ridge)) + 1), y: Math.ceil(Math.log10(ceilings.flops * 1.15)) };
   const sx = (v) => box.x + (box.w * clamp(Math.log10(v) - low.x, 0, high.x - low.x)) / (high.x - low.x);
   const sy = (v) => box.y + box.h - (box.h * clamp(Math.log10(v) - low.y, 0, high.y - low.y)) / (high.y - low.y);
@@ -1246,7 +1249,7 @@ class Player {
     const sideRoom = this.el.busy.clientWidth;
     this.show("busy", sideRoom, drawBusy(this.scenes.busy, sideRoom, round, data.plain, data.ceilings, s),
       this.describeBusy());
-    this.show("roof", sideRoom, drawRoof(this.scenes.roof, sideRoom, round, data.plain, data.ceilings, s),
+    this.show("roof", sideRoom, drawRoof(this.scenes.roof, sideRoom, round, this.rounds, data.plain, data.ceilings, s),
       this.describeRoof());
   }
 
