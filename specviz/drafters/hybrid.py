@@ -67,9 +67,13 @@ class HybridDrafter(ParallelDrafter):
             log_peak = logits.amax(-1) - logits.logsumexp(-1)
             sure = torch.sigmoid(serial.confidence_logits(mended, previous, log_peak) / serial.temperatures[slot])
             full = self._scatter(logits)
-            q = warp(full, s.temperature, s.top_k, s.top_p)
-            for i, row_q, row_raw, c in zip(going, q, full, sure.tolist()):
-                tokens[i].append(draw(row_q, requests[i].uniforms[slot]))
+            if s.temperature > 0:
+                q = warp(full, s.temperature, s.top_k, s.top_p)
+                chosen = [draw(row, requests[i].uniforms[slot]) for i, row in zip(going, q)]
+            else:
+                q, chosen = self._likeliest(logits)
+            for i, token, row_q, row_raw, c in zip(going, chosen, q, full, sure.tolist()):
+                tokens[i].append(token)
                 probs[i].append(row_q)
                 raw[i].append(row_raw)
                 confidence[i].append(c)

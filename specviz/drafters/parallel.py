@@ -255,16 +255,23 @@ class ParallelDrafter:
         tokens, probs, raw = [], [], []
         for request, rows in zip(requests, logits.split(counts)):
             full = self._scatter(rows)
-            q = warp(full, *self._warping())
-            tokens.append([draw(slot, u) for slot, u in zip(q, request.uniforms)])
+            if self.sampled and self.settings.temperature > 0:
+                q = warp(full, self.settings.temperature, self.settings.top_k, self.settings.top_p)
+                chosen = [draw(slot, u) for slot, u in zip(q, request.uniforms)]
+            else:
+                q, chosen = self._likeliest(rows)
+            tokens.append(chosen)
             probs.append(q)
             raw.append(full)
         return Proposal(tokens, probs, raw, sum(counts), self._cost(requests, counts))
 
-    def _warping(self) -> tuple[float, int, float]:
-        """Temperature, top-k and top-p of q. Temperature 0: the likeliest token and a one-hot q."""
-        s = self.settings
-        return (s.temperature, s.top_k, s.top_p) if self.sampled else (0.0, 0, 1.0)
+    def _likeliest(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+        """Logits over the draft vocabulary [K, Vd] -> one-hot q [K, V] and its tokens. No draw is needed, and to run
+        one over the target's whole vocabulary would cost more than the draft itself."""
+        chosen = self.net.draft_ids[rows.argmax(-1)]
+        q = torch.zeros(len(rows), self.target.vocab_size, dtype=torch.float64, device=rows.device)
+        q[torch.arange(len(rows), device=rows.device), chosen] = 1.0
+        return q, chosen.tolist()
 
     def _hidden(self, requests: Sequence[Request], counts: list[int]) -> torch.Tensor:
         """The block pass over all rows, packed: final-normed states [sum K, D]."""
