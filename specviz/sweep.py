@@ -7,6 +7,7 @@ cell, so the batch stays whole. Cells that are there are not measured again: a s
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -45,8 +46,8 @@ class SweepOrder:
             values = getattr(self, name)
             if not values or any(isinstance(v, bool) or not isinstance(v, int) or not low <= v <= high for v in values):
                 raise SettingsError(f"{name} must be whole numbers from {low} to {high}, at least one.")
-        if not 2 <= self.rounds <= 200:
-            raise SettingsError(f"A cell needs from 2 to 200 rounds, not {self.rounds}.")
+        if not 3 <= self.rounds <= 200:
+            raise SettingsError(f"A cell needs from 3 to 200 rounds, not {self.rounds}.")
 
     @property
     def keys(self) -> list[Key]:
@@ -67,7 +68,7 @@ class Cell:
     context: int
     """Tokens of the prompt as it was decoded."""
     tokens_per_second: float | None = None
-    """Of all rows together."""
+    """Of all rows together: mean tokens of a round over its median time."""
     plain_tokens_per_second: float | None = None
     speedup: float | None = None
     acceptance_rate: float | None = None
@@ -187,13 +188,14 @@ def _cell(k: int, batch: int, context: int, text: str, rounds: list, baseline: B
     n, emitted = len(rounds), metrics.counts(rounds).emitted
     target = sum(r.target_cost.flops for r in rounds)
     useful = sum(r.target_cost.flops * sum(len(v.emitted) for v in r.rows) / r.target_tokens for r in rounds)
-    # both sides pooled, as they alternate: a busy moment then falls on both alike, where a median would forgive one
-    rate, plain = metrics.tokens_per_second(rounds), sum(baseline.rows) / sum(baseline.seconds)
+    # the median round and the median plain step, alike on both sides: all rounds of a cell have the same width
+    rate = emitted / n / statistics.median(r.seconds for r in rounds)
+    plain = batch / statistics.median(baseline.seconds)
     return Cell(
         k, batch, context, rate, plain, rate / plain, metrics.acceptance_rate(rounds),
         metrics.mean_acceptance_length(rounds), flops_per_token(rounds), plain_flops_per_token(baseline),
-        sum(r.draft_seconds for r in rounds) / n, sum(r.verify_seconds for r in rounds) / n,
-        sum(baseline.forward_seconds) / len(baseline.forward_seconds) if baseline.forward_seconds else None,
+        statistics.median(r.draft_seconds for r in rounds), statistics.median(r.verify_seconds for r in rounds),
+        statistics.median(baseline.forward_seconds),
         _mean([r.draft_cost for r in rounds]), _mean([r.target_cost for r in rounds]), baseline.cost,
         (target - useful) / emitted, sum(r.draft_cost.flops for r in rounds) / emitted, text,
     )
