@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import importlib.util
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -18,11 +20,12 @@ from specviz import roofline
 from specviz.checking import texts_for
 from specviz.decoding import decode
 from specviz.drafters.autoregressive import AutoregressiveDrafter
+from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, export
 from specviz.hardware import ceilings, machine, steps
 from specviz.models import load
 from specviz.models.fetch import fetch
 from specviz.models.pairs import Pair, find_pair
-from specviz.orders import drafter_names
+from specviz.orders import drafter_names, trained
 from specviz.prompts import encode
 from specviz.runs import STORE, ModelStore, Opened, make_drafter
 from specviz.trace import Settings
@@ -265,7 +268,11 @@ def _peers(
 
 
 def _assistant(drafter: AutoregressiveDrafter, target: Opened) -> torch.nn.Module:
-    """A copy of a drafter's module with transformers' own attention, so that both can run in turn."""
+    """A drafter's module as transformers runs it: the exported folder of a trained one, a copy of any other."""
+    if isinstance(drafter, TrainedAutoregressiveDrafter):
+        with tempfile.TemporaryDirectory() as folder:
+            export(trained()["autoregressive"], target.model, target.tokenizer, Path(folder))
+            return load.load_module(folder, target.device, target.precision)
     ours = drafter.model.module
     module = type(ours)(ours.config)
     module.load_state_dict(ours.state_dict())
