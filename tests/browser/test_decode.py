@@ -2,16 +2,17 @@
 
 import re
 import time
+from pathlib import Path
 
 import psutil
 import pytest
-from conftest import ROOT
 
 from specviz import trace as traces
 from specviz.runs import Order, Run
 from specviz.trace import Settings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+ROOT = Path(__file__).resolve().parents[2]
 TOY = "pair=toy&drafter=autoregressive&prompt=the+cat+sees&temperature=1&k=3"
 
 
