@@ -1,11 +1,12 @@
 """Batch and Load in a real browser: a map that fills in, a click that chooses, a run played, a load served, sizes."""
 
 import re
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+ROOT = Path(__file__).resolve().parents[2]
 MAP = "map-pair=toy&map-drafter=autoregressive&map-prompt=toy&map-rounds=4"
 LOAD = "load-pair=toy&load-drafter=autoregressive&load-rate=8&load-seconds=2"
 

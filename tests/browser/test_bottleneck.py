@@ -4,13 +4,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
-from conftest import ROOT
 
 from specviz.hardware import ceilings, facts
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
+ROOT = Path(__file__).resolve().parents[2]
 H100 = "chip=H100+SXM&shape=Llama-3.1-8B&peak=bf16"
 SECONDS = 1000
 
