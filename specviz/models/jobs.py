@@ -22,6 +22,7 @@ from specviz.errors import FetchError
 
 _MARK = "specviz-message "
 _RATE_SECONDS = 3.0
+_SENDING = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -153,8 +154,9 @@ def run_child(module: str, arguments: list[str], job: Job, on_message: Callable[
 
 
 def send(**message) -> None:
-    """In a child: one message to the parent. A parent that is gone ends the child."""
+    """In a child: one message to the parent, whole even if threads send at once. A parent that is gone ends the child."""
     try:
-        print(_MARK + json.dumps(message), flush=True)
+        with _SENDING:
+            print(_MARK + json.dumps(message), flush=True)
     except OSError:
         os._exit(1)

@@ -350,8 +350,10 @@ def test_a_defect_is_one_sentence_and_what_was_decoded_is_kept(refused, call, tm
 
 
 def start(*arguments, **options):
+    """The command as a process that can be interrupted, even if the tests run where Ctrl-C is ignored."""
     return subprocess.Popen([sys.executable, "-m", "specviz", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True, **options)
+                            stderr=subprocess.PIPE, text=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
 
 
 def test_as_a_module_it_exits_with_2_and_no_traceback():
@@ -377,7 +379,7 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    err = process.stderr.read()
-    assert process.wait(timeout=120) == 130 and "Traceback" not in err and "Stopped after" in err
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err
     trace = tracing.load(file)
     assert trace.end == "stopped" and 0 < len(trace.token_ids()) < 4000
