@@ -154,7 +154,7 @@ def run_child(module: str, arguments: list[str], job: Job, on_message: Callable[
 
 
 def send(**message) -> None:
-    """In a child: one message to the parent, whole even if threads send at once. A parent that is gone ends the child."""
+    """In a child: one message to the parent, whole even if threads send at once. A parent gone ends the child."""
     try:
         with _SENDING:
             print(_MARK + json.dumps(message), flush=True)
