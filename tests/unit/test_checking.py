@@ -146,6 +146,7 @@ def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
 
 
 def test_a_job_turns_a_defect_into_a_sentence(caplog):
+    caplog.set_level("ERROR", logger="specviz")  # the command line, tested before, keeps the log quiet
     job = Job(lambda tell, stop: 1 / 0)
     job.join(10)
     assert job.status == "failed" and "ZeroDivisionError" in job.error
