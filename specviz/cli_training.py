@@ -11,6 +11,7 @@ from pathlib import Path
 
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED
+from specviz.orders import trained
 from specviz.trace import MAX_K, Settings
 
 KINDS = ("autoregressive", "parallel", "hybrid")
@@ -161,11 +162,11 @@ def eval_command(arguments: argparse.Namespace) -> int:
     prompts = _prompts(arguments.prompts, loaded.tokenizer)[: arguments.count]
     plain = evaluate.plain_texts(target, prompts, settings)
     found = []
-    for kind in arguments.drafter or shipped.available():
+    for kind in arguments.drafter or trained():
         make = shipped.opener(kind, target)
         result = evaluate.live(target, make, prompts, settings, plain,
                                lambda n, kind=kind: tell(f"{kind}: {n} of {len(prompts)} prompts"))
-        stored = checkpoints.read(shipped.available()[kind])[3]
+        stored = checkpoints.read(trained()[kind])[3]
         seconds = evaluate.draft_seconds(target, make, prompts[0], range(1, MAX_K + 1))
         found.append({"name": kind, **result.as_json(), "draft_seconds_by_k": seconds,
                       "alpha_by_position": stored.get("alpha_by_position", {}).get(kind)})
@@ -202,11 +203,11 @@ def _prompts(source: str, tokenizer) -> list[list[int]]:
 
 def export_command(arguments: argparse.Namespace) -> int:
     """Write the standard folder."""
-    from specviz.drafters import shipped, trained_autoregressive
+    from specviz.drafters import trained_autoregressive
     from specviz.models.causal import CausalModel
     from specviz.models.load import load_target
 
-    source = shipped.available().get(arguments.name, Path(arguments.name))
+    source = trained().get(arguments.name, Path(arguments.name))
     loaded = load_target(arguments.pair, "cpu", "fp32")
     to = Path(arguments.folder)
     trained_autoregressive.export(source, CausalModel(loaded.module), loaded.tokenizer, to)

@@ -1,4 +1,4 @@
-"""The trained drafters in assets/drafters: which there are, and how a run gets one. Knows no loop and no page."""
+"""How a run gets one of the trained drafters in assets/drafters. Knows no loop and no page."""
 
 from __future__ import annotations
 
@@ -12,14 +12,8 @@ from specviz.drafters.parallel import ParallelDrafter
 from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, load_module
 from specviz.errors import FetchError
 from specviz.models.causal import CausalModel
+from specviz.orders import trained
 from specviz.trace import Settings
-
-KINDS = ("autoregressive", "parallel", "hybrid")
-
-
-def available(root: Path = checkpoints.FOLDER) -> dict[str, Path]:
-    """The kinds whose files are there, each with its folder."""
-    return {kind: root / kind for kind in KINDS if (root / kind / "model.safetensors").is_file()}
 
 
 def opener(kind: str, target: CausalModel, folder: Path | None = None) -> Callable[[Settings], Drafter]:
@@ -28,9 +22,9 @@ def opener(kind: str, target: CausalModel, folder: Path | None = None) -> Callab
     folder: of one's own weights in the same format; default: the shipped ones. Raises FetchError if there are none
     and PairError if they were trained for another target.
     """
-    folder = folder or available().get(kind)
+    folder = folder or trained().get(kind)
     if folder is None:
-        raise FetchError(f"There is no trained {kind} drafter here. Known are: {', '.join(available()) or 'none'}.")
+        raise FetchError(f"There is no trained {kind} drafter here. Known are: {', '.join(trained()) or 'none'}.")
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
         model = CausalModel(module)

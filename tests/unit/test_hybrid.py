@@ -13,6 +13,7 @@ from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import BlockConfig, ParallelDrafter
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
+from specviz.orders import trained
 from specviz.trace import Settings
 from specviz.training import distil
 
@@ -111,9 +112,7 @@ def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_mode
 
 
 def test_shipped_drafters_read_and_keep_to_16_megabytes():
-    from specviz.drafters import shipped
-
-    for kind, folder in shipped.available().items():
+    for kind, folder in trained().items():
         read_kind, config, weights, about = checkpoints.read(folder)
         assert read_kind == kind and config.vocab_size == 49152 and about["licence"] == "Apache-2.0"
         assert (folder / "model.safetensors").stat().st_size < 16 * 2**20
