@@ -7,7 +7,14 @@ from transformers import AutoModelForCausalLM
 from specviz.models.causal import CausalModel
 from specviz.models.toy import FOLDER
 
-torch.set_num_threads(1)  # tiny tensors: a second thread only waits
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Tiny tensors: a second thread only waits. Given back afterwards: measured facts are kept by number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

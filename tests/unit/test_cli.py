@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from specviz import cli
 from specviz import trace as tracing
 from specviz.errors import SettingsError
 from specviz.models import needs
+from specviz.runs import STORE
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["pair", "drafter", "device", "dtype", "prompt_tokens", "text", "token_ids", "rounds", "drafted", "accepted",
@@ -301,6 +303,7 @@ def test_a_full_disk_at_the_end_is_told(refused, tmp_path, monkeypatch):
 
 def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
+    monkeypatch.setattr(STORE, "_models", OrderedDict())  # another test may have loaded the model into this process
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     for command in (["fetch", "smollm2-135m"], ["run", "--prompt", "x"]):
