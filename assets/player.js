@@ -158,6 +158,12 @@ function story(round, at, t) {
     if (list) for (const slot of frame.slots) s[list][slot] = amount;
     else s[frame.kind === "end" ? "ended" : frame.kind] = amount;
   });
+  // the serial pass has gone by what it kept as soon as it is at a later slot, or at its end
+  const mended = round.slots.reduce((last, slot, i) => (s.corrected[i] > 0 ? i : last), -1);
+  round.slots.forEach((slot, i) => {
+    const kept = slot.first_guess && slot.first_guess.id === slot.id;
+    if (kept && (i < mended || s.verify > 0)) s.corrected[i] = 1;
+  });
   return s;
 }
 
@@ -222,7 +228,13 @@ function drawStrip(scene, width, round, s, lit) {
     if (verdict === null && dropped <= 0.3) look.stroke = ink.draftLine;
     chip(`draft:${i}`, i + 1, 26 + 10 * (1 - ease(shown)), text, look);
     if (corrected) {
-      scene.text(`q:${i}`, x0(i + 1) + column / 2, 80, `q ${equals(slot.q)}`,
+      const replaced = slot.first_guess && slot.first_guess.id !== slot.id;
+      if (replaced) {
+        scene.mono(`was:${i}`, x0(i + 1) + column / 2, 75, fit(slot.first_guess.text, Math.floor((column - 12) / 7)),
+          { "text-anchor": "middle", "font-size": 12, fill: ink.muted, "text-decoration": "line-through",
+            opacity: look.opacity });
+      }
+      scene.text(`q:${i}`, x0(i + 1) + column / 2, replaced ? 90 : 80, `q ${equals(slot.q)}`,
         { "text-anchor": "middle", "font-size": 12, opacity: look.opacity });
     } else {
       scene.text(`q:${i}`, x0(i + 1) + column / 2, 80, "first guess",

@@ -6,8 +6,8 @@ both after temperature, top-k and top-p, as on the screen.
 
 A *frame* is one step of the story:
 
-    draft      a token is proposed (all of them at once by a parallel drafter)
-    correct    hybrid drafters: the serial step replaced the parallel pass's first guess
+    draft      a token is proposed (all of them at once by a parallel pass)
+    correct    hybrid drafters: the serial pass replaced the parallel pass's first guess, or kept them all
     verify     one pass of the target scores all K + 1 positions at once
     judge      one drafted token meets the accept rule
     dropped    what stood behind the first rejection (or behind the end of the text)
@@ -380,15 +380,18 @@ def _frames(v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, gre
         frames.append({"kind": kind, "slots": at, "title": title, "words": words})
 
     everything = [s["slot"] for s in slots]
-    corrected = [s for s in slots if s["first_guess"] and s["first_guess"]["id"] != s["id"]]
-    if parallel and slots:
-        count = "1 token" if len(slots) == 1 else f"all {len(slots)} tokens"
+    rough = bool(slots) and all(s["first_guess"] for s in slots)
+    together = rough or (parallel and bool(slots))
+    count = "1 token" if len(slots) == 1 else f"all {len(slots)} tokens"
+    if rough:
+        add("draft", everything, "First guess",
+            f"One parallel pass makes a rough guess of {count} at once: no token has seen its new neighbours yet.")
+        for slot, words in _mended(slots):
+            add("correct", everything if slot is None else [slot],
+                "Correct" if slot is None else f"Correct draft {slot + 1}", words)
+    elif together:
         add("draft", everything, "Draft", f"The drafter proposes {count} in one pass.")
-        for s in corrected:
-            add("correct", [s["slot"]], f"Correct draft {s['slot'] + 1}",
-                f"The serial step, which sees the token before, replaces {_quote(s['first_guess']['text'])} by "
-                f"{_quote(s['text'])} (q {_is(s['q'])}).")
-    for s in () if parallel else slots:
+    for s in () if together else slots:
         sure = ", its only choice" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
         add("draft", [s["slot"]], f"Draft {s['slot'] + 1} of {len(slots)}",
             f"The drafter proposes {_quote(s['text'])} with q {_is(s['q'])}{sure}.")
@@ -425,6 +428,24 @@ def _frames(v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, gre
                  "length": "The length limit is reached: this row is finished."}[v.finished]
         add("end", [], "End", words)
     return frames
+
+
+def _mended(slots: list[dict]) -> list[tuple[int | None, str]]:
+    """What the serial pass did to the first guesses, from left to right: (slot, sentence) for each replaced one, or
+    (None, sentence) if it kept them all."""
+    out, kept = [], 0
+    for s in slots:
+        if s["first_guess"]["id"] == s["id"]:
+            kept += 1
+            continue
+        before = f"After keeping {_plural(kept, 'guess') if kept == 1 else f'{kept} guesses'}, the" if kept else "The"
+        sight = "knows the two tokens before it" if s["slot"] else "draws by chance from its q"
+        out.append((s["slot"], f"{before} serial pass, which {sight}, replaces {_quote(s['first_guess']['text'])} by "
+                               f"{_quote(s['text'])} (q {_is(s['q'])})."))
+        kept = 0
+    if not out:
+        out.append((None, "The serial pass goes over the guesses from left to right and keeps them all."))
+    return out
 
 
 # ------------------------------------------------------------------------------------------- numbers

@@ -33,6 +33,7 @@ def positions(
     k = len(draft_tokens)
     target_top = target_logits.topk(min(TOP, target_logits.shape[-1])).indices.tolist()
     target_logsumexp = target_logits.double().logsumexp(-1).tolist()
+    target_entropy = torch.special.entr(torch.softmax(target_logits.double(), -1)).sum(-1).tolist()
     draft_logsumexp = None
     if k:
         draft_source = draft_probs if draft_logits is None else draft_logits
@@ -82,5 +83,6 @@ def positions(
             tail_leftover=max(0.0, tail_p - tail_min),
             confidence=confidence[slot] if drafted and confidence is not None else None,
             first_guess=first_guess[slot] if drafted and first_guess is not None else None,
+            target_entropy=target_entropy[slot],
         ))
     return tuple(recorded)

@@ -26,7 +26,8 @@ from pathlib import Path
 
 from specviz.errors import SettingsError, TraceError
 
-VERSION = 1
+VERSION = 2
+"""2 (with `Position.target_entropy`); files of version 1, which lack it, are read too."""
 FORMAT = "specviz-trace"
 MAX_K = 16
 MAX_ROWS = 64
@@ -98,6 +99,9 @@ class Position:
     """The drafter's own estimate that this draft survives, given that all before it did."""
     first_guess: int | None = None
     """Hybrid drafters: the token that the parallel pass alone would have proposed."""
+    target_entropy: float | None = None
+    """Entropy, in nats, of the softmax of the target's raw logits over the whole vocabulary: how undecided it was,
+    at temperature 1 whatever the run's (greedy p is one-hot, so its own entropy is always 0)."""
 
     def probs(self, token: int) -> tuple[float, float]:
         """(p, q) of a token of the support."""
@@ -382,7 +386,7 @@ def schema() -> dict:
     definitions: dict[str, dict] = {}
     _schema(Trace, definitions)
     root = definitions.pop("Trace")
-    root["properties"] = {"format": {"const": FORMAT}, "version": {"const": VERSION}} | root["properties"]
+    root["properties"] = {"format": {"const": FORMAT}, "version": {"enum": list(range(1, VERSION + 1))}} | root["properties"]
     root["required"] = ["format", "version", *root["required"]]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "SpecViz trace", **root,
             "$defs": dict(sorted(definitions.items()))}
@@ -534,6 +538,7 @@ def _check_verdict(v: Verdict, demand) -> None:
         shares = (*x.target_probs, *x.draft_probs, *tails)
         demand(all(0 <= y <= 1 + 1e-9 for y in shares), "a probability is not in 0..1")
         demand(x.confidence is None or 0 <= x.confidence <= 1, "a confidence is not in 0..1")
+        demand(x.target_entropy is None or 0 <= x.target_entropy < 100, "an entropy is impossible")
         demand(x.draft_token is None or x.draft_token in x.support, "a drafted token is not in its support")
     if v.kind is not None:
         demand(v.bonus_token in v.positions[v.accepted].support, "a drawn token is not in its support")

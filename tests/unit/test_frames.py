@@ -1,5 +1,6 @@
 """frames.py: what the player is told. All traces here are made up, with a tiny vocabulary, by the real rule."""
 
+import dataclasses
 import itertools
 import json
 import math
@@ -165,6 +166,29 @@ def test_every_frame_list_tells_the_round_in_its_real_order(kind, temperature, k
         verify = next(f for f in data["frames"] if f["kind"] == "verify")
         assert verify["slots"] == list(range(data["verified"] + 1))
         assert all(f["words"].endswith(".") for f in data["frames"])
+
+
+def test_a_hybrid_guesses_at_once_and_shows_every_correction():
+    """One first frame for all guesses, then a frame for each replaced one from left to right; a round whose guesses
+    were all kept says so in one frame. That the drafter itself is not `parallel` makes no difference."""
+    trace = made_up(5, 0.8, kind="hybrid", rounds=12)
+    for data in frames.row_rounds(dataclasses.replace(trace, draft_parallel=False)):
+        drafts = [f for f in data["frames"] if f["kind"] == "draft"]
+        assert [f["slots"] for f in drafts] == [[0, 1, 2, 3, 4]] and "rough guess" in drafts[0]["words"]
+        changed = [s["slot"] for s in data["slots"] if s["first_guess"]["id"] != s["id"]]
+        corrections = [f["slots"] for f in data["frames"] if f["kind"] == "correct"]
+        assert corrections == ([[i] for i in changed] or [[0, 1, 2, 3, 4]])
+
+
+def test_the_words_of_a_correction_count_what_was_kept():
+    def slot(i, guess, final):
+        return {"slot": i, "id": final, "text": f"t{final}", "q": 0.5, "first_guess": {"id": guess, "text": f"t{guess}"}}
+
+    told = frames._mended([slot(0, 1, 1), slot(1, 2, 2), slot(2, 3, 9), slot(3, 4, 8)])
+    assert [at for at, _ in told] == [2, 3]
+    assert told[0][1].startswith("After keeping 2 guesses, the serial pass")
+    assert told[1][1].startswith("The serial pass") and "“t4” by “t8” (q = 0.500)" in told[1][1]
+    assert frames._mended([slot(0, 1, 1)])[0][0] is None
 
 
 def test_a_difference_is_the_tail_of_the_whole():

@@ -84,7 +84,7 @@ def test_the_schema_takes_a_real_trace_and_refuses_a_changed_one(trace):
     validator = jsonschema.Draft202012Validator(schema())
     data = json.loads(dumps(trace))
     validator.validate(data)
-    for change in ({"version": 2}, {"end": "whenever"}, {"surprise": 1}, {"rounds": {}}):
+    for change in ({"version": 3}, {"end": "whenever"}, {"surprise": 1}, {"rounds": {}}):
         assert not validator.is_valid(data | change)
 
 
@@ -138,7 +138,7 @@ def test_foreign_files_are_refused_with_a_sentence(raw):
 
 
 def test_a_trace_of_a_future_version_says_to_update():
-    assert "update SpecViz" in told(b'{"format": "specviz-trace", "version": 2, "anything": {"may": "follow"}}')
+    assert "update SpecViz" in told(b'{"format": "specviz-trace", "version": 3, "anything": {"may": "follow"}}')
 
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.5, 0.9, 0.999])
