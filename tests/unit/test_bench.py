@@ -1,50 +1,136 @@
 """The benchmark on the toy pair: its keys, equal texts, and that it names no winner inside the noise."""
 
 import json
+import sys
 
 import pytest
 import torch
 
-from specviz import bench
-from specviz.bench import System, ratio, winner
+from specviz import bench, peers
+from specviz.bench import System, winner
 from specviz.cli import main
+from specviz.cli_bench import table
+from specviz.errors import SettingsError, SpecVizError
+from specviz.peers import Spoken
+
+KEYS = {"plain_tokens_per_second", "best_speculative", "speedup_vs_plain", "speedup_vs_transformers_plain",
+        "speedup_vs_transformers_assisted", "verify_over_decode", "limit_ratio", "overhead_fraction", "precision"}
+SMALL = bench.Scale(1, 3, 12, 2, 8, 60, 2, 2)
 
 
 def system(name, rates):
-    return System("specviz", name, lambda ids, tokens: ([], 1.0), "fp32", 3, rates=list(rates))
+    return System("specviz", name, "fp32", lambda group, tokens: Spoken([[]], 1.0), 3, rates=dict(enumerate(rates)))
 
 
 def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, monkeypatch):
     """Every key is there, numbers are finite, and each system and peer emits the plain greedy text."""
-    monkeypatch.setattr(bench, "QUICK", bench.Scale(1, 2, 12, 2))
+    monkeypatch.setattr(bench, "QUICK", SMALL)
     threads = torch.get_num_threads()
     assert main(["bench", "--pair", "toy", "--k", "2,3", "--quick", "--peers", "--json"]) == 0
     assert torch.get_num_threads() == threads
     found = json.loads(capsys.readouterr().out)
-    assert {"plain_tokens_per_second", "best_speculative", "speedup_vs_plain", "speedup_vs_transformers_plain",
-            "speedup_vs_transformers_assisted", "verify_over_decode", "limit_ratio", "overhead_fraction", "rows",
-            "machine", "precision"} <= found.keys()
-    assert found["speedup_vs_transformers_assisted"]["median"] > 0
-    assert {row["system"] for row in found["rows"]} == {"specviz", "transformers"}
-    assert all(row["same_text"] == row["texts"] == 2 for row in found["rows"])
+    assert KEYS | {"rows", "machine", "torch", "transformers", "winner", "notes"} <= found.keys()
+    assert found["equal_precision"].keys() >= KEYS
+    assert found["best_speculative"].keys() == {"drafter", "k", "tokens_per_second"}
+    assert found["speedup_vs_transformers_assisted"] > 0
+    low, high = found["intervals"]["speedup_vs_plain"]
+    assert low <= found["speedup_vs_plain"] <= high
+    timed = found["precisions"]["fp32"]
+    assert found["limit_ratio"] == timed["limit_ratio"] >= 1
+    assert timed["verify_over_decode"] == timed["step_seconds"]["6"] / min(timed["step_seconds"][n] for n in "124")
+    rows = found["rows"]
+    assert [row["system"] for row in rows].count("transformers") == 4
+    assert all(row["same_text"] == row["texts"] == 3 for row in rows if row["system"] in ("specviz", "transformers"))
+    assert all(row["tokens_per_pass"] == 1 for row in rows if (row["system"], row["setting"]) == ("specviz", "plain"))
+
+
+def test_another_default_precision_is_held_against_fp32_too(at_embedded_home, monkeypatch):
+    """With a precision that transformers does not have, its rows are fp32, and an fp32 block of ours stands beside."""
+    monkeypatch.setattr(bench, "PEER_PRECISIONS", ("fp32",))
+    found = bench.bench("toy", ["ngram", "autoregressive"], [2], "bf16", "cpu", True, SMALL)
+    assert (found["precision"], found["peer_precision"]) == ("bf16", "fp32")
+    assert (found["equal_precision"]["precision"], found["equal_precision"]["peer_precision"]) == ("fp32", "fp32")
+    assert {"bf16", "fp32"} == found["precisions"].keys()
+    assert (found["rows"][0]["setting"], found["rows"][0]["precision"]) == ("plain", "bf16")
+    assert sum(r["precision"] == "fp32" and r["system"] == "specviz" for r in found["rows"]) == 2
+    assert "In fp32 on both sides" in table(found)
+
+
+def test_a_batch_of_three_emits_the_texts_of_each_alone(at_embedded_home):
+    found = bench.bench("toy", ["ngram"], [2], "fp32", "cpu", True, SMALL, batch=3)
+    assert {r["system"] for r in found["rows"]} >= {"specviz", "transformers"}
+    assert all(r["same_text"] == r["texts"] for r in found["rows"])
+    assert any("one text at a time" in note for note in found["notes"])
+
+
+def test_a_run_without_time_keeps_the_least_prompts_and_says_so(at_embedded_home):
+    scale = bench.Scale(1, 6, 8, 1, 4, 0.0, 2, 0)
+    found = bench.bench("toy", ["ngram"], [2], "fp32", "cpu", False, scale)
+    assert all(row["prompts"] == 2 for row in found["rows"])
+    assert any("in its time" in note or "had taken its time" in note for note in found["notes"])
 
 
 def test_no_winner_is_named_inside_the_noise():
     assert "no winner" in winner([system("a", [10, 11, 10, 12]), system("b", [10, 10.5, 10.2, 11.9])])
-    assert winner([system("a", [20, 21, 22, 20]), system("b", [10, 11, 10, 10])]) == "specviz a, K = 3"
+    assert winner([system("a", [20, 21, 22, 20]), system("b", [10, 11, 10, 10])]) == "specviz a, K = 3 (fp32)"
 
 
-def test_ratios_are_taken_prompt_by_prompt():
-    found = ratio(system("a", [2, 40, 6, 8]), system("b", [1, 10, 2, 2]))
-    assert found["median"] == 3.5
-    assert 2 <= found["low"] <= found["high"] <= 4
+def test_a_winner_must_lead_all_others_not_the_second_alone():
+    """The second by its median may lose clearly while the third, which varies, may not."""
+    found = winner([system("a", [20, 21, 22, 20]), system("b", [18, 18, 18, 18]), system("c", [40, 9, 9, 9])])
+    assert "no winner" in found and "c" in found
 
 
 @pytest.mark.parametrize("arguments, words", [
     (["--k", "0..3"], "--k"), (["--k", "banana"], "banana"), (["--drafters", "oracle"], "oracle"),
-    (["--pair", "nope"], "no pair called"),
+    (["--pair", "nope"], "no pair called"), (["--batch", "0", "--pair", "toy"], "batch"),
+    (["--prompts", "nowhere.txt", "--pair", "toy"], "nowhere.txt"),
 ])
 def test_bad_arguments_are_one_sentence(capsys, arguments, words):
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
     assert words in error and "Traceback" not in error
+
+
+def test_prompts_come_from_a_file_or_the_presets(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_text("the cat sees\n\nthe dog and\n", encoding="utf-8")
+    assert bench.prompts_from(str(file), "toy") == ["the cat sees", "the dog and"]
+    assert bench.prompts_from("presets", "toy") and bench.prompts_from("heldout", "toy") is None
+    file.write_text("\n")
+    with pytest.raises(SettingsError, match="no prompt"):
+        bench.prompts_from(str(file), "toy")
+
+
+FAKE_VLLM = '''
+class _Out:
+    def __init__(self, ids): self.outputs = [type("T", (), {"token_ids": ids})()]; self.metrics = None
+class SamplingParams:
+    def __init__(self, temperature, max_tokens, detokenize): self.n = max_tokens
+class LLM:
+    def __init__(self, folder, **options): print("noise on the output"); self.options = options
+    def generate(self, prompts, settings, use_tqdm):
+        import time; time.sleep(0.01 * settings.n)
+        return [_Out([p["prompt_token_ids"][-1] + i for i in range(settings.n)]) for p in prompts]
+__version__ = "0.0"
+'''
+
+
+def test_vllm_is_asked_line_by_line_in_a_process_of_its_own(tmp_path, monkeypatch):
+    """The protocol, the noise on its output and the time of the prompt taken off, with a module in vLLM's place."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
+    try:
+        spoken = model.run([[5], [7, 8]], 4)
+        assert spoken.texts == [[5, 6, 7, 8], [8, 9, 10, 11]]
+        assert 100 < spoken.rate <= 200.5  # six tokens after the first ones, in some 30 ms
+    finally:
+        model.close()
+
+
+def test_vllm_that_fails_says_its_last_line(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text("raise RuntimeError('no such kernel')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(SpecVizError, match="no such kernel"):
+        peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
