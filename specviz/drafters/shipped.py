@@ -1,11 +1,13 @@
-"""How a run gets one of the trained drafters in assets/drafters. Knows no loop and no page."""
+"""How a run gets a drafter whose weights lie in a folder: one of the trained ones in assets/drafters, one that was
+trained here, or a published DFlash or DSpark one. Knows no loop and no page."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
-from specviz.drafters import checkpoints
+from specviz.drafters import checkpoints, foreign, foreign_drafter
 from specviz.drafters.base import Drafter
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import ParallelDrafter
@@ -16,15 +18,23 @@ from specviz.orders import trained
 from specviz.trace import Settings
 
 
-def opener(kind: str, target: CausalModel, folder: Path | None = None) -> Callable[[Settings], Drafter]:
-    """Load a trained drafter's weights once; each run then makes its own drafter of them with its settings.
+def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callable[[Settings], Drafter]:
+    """Load a drafter's weights once; each run then makes its own drafter of them with its settings.
 
-    folder: of one's own weights in the same format; default: the shipped ones. Raises FetchError if there are none
-    and PairError if they were trained for another target.
+    name: hybrid, parallel or autoregressive for the shipped weights, or the path of a folder (which `folder` may also
+    give), whose config.json says what it is. Raises FetchError if there is no such drafter or its files are no good,
+    and PairError if it was made for another target.
     """
-    folder = folder or trained().get(kind)
+    folder = folder or trained().get(name)
     if folder is None:
-        raise FetchError(f"There is no trained {kind} drafter here. Known are: {', '.join(trained()) or 'none'}.")
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            raise FetchError(f"There is no trained {name[:80]} drafter here, nor a folder of that name. Known are: "
+                             f"{', '.join(trained()) or 'none'}.")
+    if not _is_ours(folder):
+        foreign_net = foreign.load_net(folder, target)
+        return lambda settings: foreign_drafter.ForeignDrafter(foreign_net, target, settings)
+    kind = checkpoints.read(folder)[0]
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
         model = CausalModel(module)
@@ -33,3 +43,12 @@ def opener(kind: str, target: CausalModel, folder: Path | None = None) -> Callab
     drafter = HybridDrafter if kind == "hybrid" else ParallelDrafter
     drafter(net, target, Settings())  # does it fit?
     return lambda settings: drafter(net, target, settings)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether the folder's config.json says that SpecViz wrote it."""
+    try:
+        about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False  # the other reader says what is wrong
+    return isinstance(about, dict) and about.get("format") == checkpoints.FORMAT
