@@ -19,6 +19,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from specviz.costs import ModelShape
 from specviz.errors import PairError
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
 
 ATTENTION = "specviz_ragged"
@@ -103,6 +104,8 @@ class CausalModel:
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         module.set_attn_implementation(ATTENTION)
         self._lean = LeanLlama(module) if serves(module) else None
+        self.graphs = graphs_of(self, self._lean)
+        """CUDA graphs of its passes, on a CUDA GPU only."""
 
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text, from the generation config and the config."""
@@ -114,7 +117,7 @@ class CausalModel:
 
     def new_cache(self) -> RaggedCache:
         """An empty cache for one run."""
-        return RaggedCache(self.layers, self.device, self.dtype)
+        return RaggedCache(self.layers, self.device, self.dtype) if self.graphs is None else self.graphs.new_cache()
 
     @torch.inference_mode()
     def forward(
@@ -132,6 +135,10 @@ class CausalModel:
         """
         counts = [len(t) for t in tokens]
         with self.lock:
+            replayed = self.graphs and self.graphs.forward(cache, rows, tokens, taps, logits)
+            if replayed:
+                self.forwards, self.tokens_forwarded = self.forwards + 1, self.tokens_forwarded + sum(counts)
+                return Output(*replayed)
             plan = cache.plan(list(rows), counts)
             wanted = counts if logits is True else [0] * len(counts) if logits is False else [
                 min(n, w) for n, w in zip(counts, logits)

@@ -57,12 +57,13 @@ class LeanLlama:
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
-        keep: torch.Tensor | None,
+        keep: torch.Tensor | None, longest: int | None = None,
     ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor]]:
-        """tokens and positions [N]; keep: which of the N get logits (None: all; empty: none, the head is not run).
+        """tokens and positions [N]; keep: which of the N get logits (None: all; empty: none, the head is not run);
+        longest: no position exceeds it (None: they are looked through, for which a GPU must be waited for).
         Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped layers."""
         hidden = functional.embedding(tokens, self.embedding)
-        cos, sin = self._rows(positions)
+        cos, sin = self._rows(positions, longest)
         tapped = {}
         turned = self.heads + self.kv_heads
         for layer, block in enumerate(self.blocks):
@@ -80,9 +81,9 @@ class LeanLlama:
         kept = hidden if keep is None else hidden[keep]
         return self.head(_norm(kept, self.norm, self.eps)), tapped
 
-    def _rows(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _rows(self, positions: torch.Tensor, longest: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin [N, 1, d] of the positions, from tables that grow by doubling."""
-        longest = int(positions.max()) + 1
+        longest = (int(positions.max()) if longest is None else longest) + 1
         if longest > len(self._tables[0]):
             size = max(512, 1 << (longest - 1).bit_length())
             every = torch.arange(size, device=positions.device)[None]

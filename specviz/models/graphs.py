@@ -1,0 +1,323 @@
+"""Passes of a Llama on a GPU as CUDA graphs: recorded once per shape, then launched as a whole.
+
+A step of a small model on a GPU is hundreds of kernels of a few microseconds each, and launching them one by one from
+Python takes longer than running them. A graph launches them all at once, but knows only fixed shapes and fixed
+addresses. So the rows, the tokens of a row and the columns of the cache that are read are rounded up to a few sizes;
+what is padded writes to a slot of the store that belongs to no row, and its results are never looked at. Plain steps,
+verify passes and the passes of autoregressive drafters go this way; the reading of prompts does not. Whatever cannot,
+runs eagerly, and `note` says why. Knows no drafting.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch.nn import functional
+
+from specviz.errors import MemoryBudgetError
+from specviz.hardware.memory import free_memory_bytes
+from specviz.models.cache import RaggedCache
+
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+TOKENS = (1, 2, 4, 6, 9, 12, 17)
+"""Tokens of each row; 17 is K = 16 and the anchor. Anything longer is a prompt and runs eagerly."""
+LEAST_COLUMNS = 256
+"""Columns of the cache that are read, and a store's capacity: this, or a doubling of it."""
+_MOST_GRAPHS = 64
+"""Per store; the least recently used one goes."""
+_MOST_FREE_STORES = 2
+_WARM_UPS = 2
+
+
+def bucket(n: int, sizes: Sequence[int]) -> int | None:
+    """The smallest of the rising sizes that holds n; None if none does."""
+    return next((size for size in sizes if n <= size), None)
+
+
+def columns_bucket(n: int, most: int) -> int:
+    """LEAST_COLUMNS doubled until it holds n, but no more than `most`."""
+    size = LEAST_COLUMNS
+    while size < n:
+        size *= 2
+    return min(size, most)
+
+
+# ------------------------------------------------------------------------------------------- recording
+
+
+class Recorder(Protocol):
+    """What turns work into something that can be launched again."""
+
+    def record(self, work: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None], list[torch.Tensor]]:
+        """Returns a function that does the work again, and the tensors in which its results then stand."""
+
+
+class CudaRecorder:
+    """CUDA's own graphs. All of one recorder share their memory, so results must be copied before the next launch."""
+
+    def __init__(self, device: torch.device):
+        self.device = device
+        self._pool = None
+
+    def record(self, work):
+        with torch.cuda.device(self.device):
+            # libraries set themselves up at their first calls, which must not be part of the graph
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(_WARM_UPS):
+                    work()
+            torch.cuda.current_stream().wait_stream(side)
+            if self._pool is None:
+                self._pool = torch.cuda.graph_pool_handle()
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: other sessions may use the GPU while this one records
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                results = work()
+        return graph.replay, results
+
+
+# ----------------------------------------------------------------------------------------------- stores
+
+
+@dataclass
+class Store:
+    """Keys and values of a run at addresses that stay, and the graphs that were recorded on them."""
+
+    keys: list[torch.Tensor]
+    """Per layer [slots + 1, kv_heads, capacity, head_dim]; the last slot takes what padding writes."""
+    values: list[torch.Tensor]
+    graphs: OrderedDict[tuple, Recorded] = field(default_factory=OrderedDict)
+
+    @property
+    def slots(self) -> int:
+        """Slots that rows can have."""
+        return self.keys[0].shape[0] - 1
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of a slot."""
+        return self.keys[0].shape[2]
+
+
+class GraphCache(RaggedCache):
+    """A RaggedCache on a Store. The store goes back to be used again, graphs and all, when the cache is let go."""
+
+    def __init__(self, graphs: Graphs):
+        super().__init__(graphs.layers, graphs.device, graphs.dtype)
+        self._graphs = graphs
+        self._held: list[Store] = []
+        weakref.finalize(self, graphs.take_back, self._held).atexit = False
+
+    @property
+    def store(self) -> Store:
+        """The store, large enough for every row that was added."""
+        held = self._held[0] if self._held else None
+        if held is None or held.slots < self._slot_count or held.capacity < self._capacity:
+            larger = self._graphs.store(self._slot_count, self._capacity)
+            if held is not None:
+                for old, new in zip((*held.keys, *held.values), (*larger.keys, *larger.values)):
+                    new[: held.slots, :, : held.capacity] = old[: held.slots]
+                self._graphs.take_back(self._held)
+            self._held[:] = [larger]
+            self.keys, self.values = list(larger.keys), list(larger.values)
+        return self._held[0]
+
+    def plan(self, *arguments, **options):
+        _ = self.store  # before anything is written: a store that grew would move
+        return super().plan(*arguments, **options)
+
+    @property
+    def capacity(self) -> int:
+        """The most tokens that any of its rows was added for."""
+        return self._capacity
+
+    def slot(self, row: int) -> int:
+        """Where a row's keys and values stand in the store."""
+        return self._slots[row]
+
+
+# ----------------------------------------------------------------------------------------------- graphs
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One graph with its inputs and results."""
+
+    inputs: torch.Tensor
+    """int64: tokens [R * n], positions [R * n], slots that are written [R * n], slots that are read [R]."""
+    replay: Callable[[], None]
+    logits: torch.Tensor
+    """[R * n, V] float32"""
+    taps: torch.Tensor | None
+    """[R * n, taps * D]"""
+
+
+class Graphs:
+    """The graphs of one model. `reason` is set once they cannot be used any more; passes then run eagerly."""
+
+    def __init__(self, lean, layers: int, device: torch.device, dtype: torch.dtype, vocab_size: int, longest: int,
+                 recorder: Recorder | None = None, reason: str = ""):
+        """lean: the LeanLlama, or None with a reason. longest: the last position that the model has."""
+        self.lean, self.layers, self.device, self.dtype = lean, layers, device, dtype
+        self.vocab_size, self.longest, self.reason = vocab_size, longest, reason
+        self._recorder = recorder or (None if reason else CudaRecorder(device))
+        self._free: list[Store] = []
+        self.recorded = self.replayed = self.eager = 0
+
+    @property
+    def note(self) -> str:
+        """What happened, in a sentence for the screen."""
+        if self.reason:
+            return f"CUDA graphs are not used, passes run eagerly: {self.reason}."
+        return (f"CUDA graphs: {self.recorded} recorded, {self.replayed} passes launched from them, {self.eager} run "
+                "eagerly (prompts, and shapes beyond the sizes).")
+
+    # ---- stores
+
+    def new_cache(self) -> RaggedCache:
+        """An empty cache for one run."""
+        return RaggedCache(self.layers, self.device, self.dtype) if self.reason else GraphCache(self)
+
+    def store(self, slots: int, capacity: int) -> Store:
+        """A store of at least that size, used before if there is one. Raises MemoryBudgetError."""
+        slots, capacity = bucket(slots, ROWS) or slots, columns_bucket(capacity, 1 << 62)
+        for i, free in enumerate(self._free):
+            if (free.slots, free.capacity) == (slots, capacity):
+                return self._free.pop(i)
+        shape = (slots + 1, self.lean.kv_heads, capacity, self.lean.dim)
+        size = shape[0] * shape[1] * shape[2] * shape[3] * self.dtype.itemsize * 2 * self.layers
+        if size > free_memory_bytes(str(self.device)):
+            self._free.clear()  # with their graphs
+            if size > free_memory_bytes(str(self.device)):
+                raise MemoryBudgetError(
+                    f"A cache of {size / 2**20:.0f} MiB for {slots} rows of {capacity} tokens does not fit the memory "
+                    f"of {self.device}: lower the batch, the prompt or the length.")
+        made = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2 * self.layers)]
+        return Store(made[: self.layers], made[self.layers:])
+
+    def take_back(self, held: list[Store]) -> None:
+        """A cache has let its store go: kept for the next run of its size."""
+        self._free += held
+        held.clear()
+        del self._free[:-_MOST_FREE_STORES]
+
+    # ---- passes
+
+    def forward(self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], taps: Sequence[int],
+                logits: bool | Sequence[int]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None] | None:
+        """What CausalModel.forward returns for these arguments, or None where the pass must run eagerly."""
+        counts = [len(t) for t in tokens]
+        most_rows, most_tokens = bucket(len(rows), ROWS), bucket(max(counts), TOKENS)
+        if self.reason or logits is False or not isinstance(cache, GraphCache) or not (most_rows and most_tokens):
+            self.eager += 1
+            return None
+        lengths = [cache.lengths[row] for row in rows]
+        store = cache.store
+        if any(length + count > cache.capacity for length, count in zip(lengths, counts)):
+            raise ValueError(f"a row would outgrow its capacity of {cache.capacity} tokens")
+        columns = columns_bucket(max(length + count for length, count in zip(lengths, counts)), store.capacity)
+        slots = [cache.slot(row) for row in rows]
+        # rows that stand side by side from the first slot on are read where they are; others are gathered
+        gathered = slots != list(range(len(slots))) or most_rows > store.slots
+        key = (most_rows, most_tokens, columns, gathered, tuple(taps))
+        inputs = self._inputs(tokens, lengths, slots, most_rows, most_tokens, store.slots)
+        recorded = store.graphs.get(key)
+        if recorded is None:
+            recorded = self._record(store, key, inputs)
+            if recorded is None:
+                self.eager += 1
+                return None
+        else:
+            store.graphs.move_to_end(key)
+            recorded.inputs.copy_(inputs, non_blocking=True)
+        recorded.replay()
+        self.replayed += 1
+        for row, count in zip(rows, counts):
+            cache.lengths[row] += count
+        # copies: the next launch writes its results to the same place
+        found = recorded.logits[: len(rows) * most_tokens].clone()
+        wanted = counts if logits is True else [min(n, w) for n, w in zip(counts, logits)]
+        ends = [i * most_tokens + count for i, count in enumerate(counts)]
+        by_row = [found[end - n: end] for end, n in zip(ends, wanted)]
+        if not taps:
+            return by_row, None
+        tapped = recorded.taps[: len(rows) * most_tokens].clone()
+        return by_row, [tapped[end - n: end] for end, n in zip(ends, counts)]
+
+    def _inputs(self, tokens, lengths, slots, most_rows: int, most_tokens: int, nowhere: int) -> torch.Tensor:
+        """All inputs of a pass as one tensor on the host, so that one copy brings them over.
+
+        A padded token repeats its row's last one at the same position, and writes to the slot that is no row's.
+        """
+        ids, positions, written = [], [], []
+        for row, length, slot in zip(tokens, lengths, slots):
+            spare = most_tokens - len(row)
+            ids += [*row, *[row[-1]] * spare]
+            positions += [*range(length, length + len(row)), *[length + len(row) - 1] * spare]
+            written += [slot] * len(row) + [nowhere] * spare
+        spare = (most_rows - len(slots)) * most_tokens
+        packed = [*ids, *[0] * spare, *positions, *[0] * spare, *written, *[nowhere] * spare,
+                  *slots, *[nowhere] * (most_rows - len(slots))]
+        return torch.tensor(packed, dtype=torch.long, pin_memory=self.device.type == "cuda")
+
+    def _record(self, store: Store, key: tuple, inputs: torch.Tensor) -> Recorded | None:
+        """Record the pass of a key, its inputs being those of the pass that is wanted now. None, and a reason, if that
+        fails; None alone if there is no memory for its results."""
+        most_rows, most_tokens, _, _, _ = key
+        results = 4 * most_rows * most_tokens * self.vocab_size
+        if 4 * results > free_memory_bytes(str(self.device)):
+            return None
+        try:
+            static = inputs.to(self.device, copy=True)
+            replay, found = self._recorder.record(lambda: self._pass(store, key, static))
+        except (RuntimeError, TypeError, ValueError) as error:
+            self.reason = f"recording failed ({' '.join(str(error).split())[:160]})"
+            return None
+        recorded = Recorded(static, replay, found[0], found[1] if len(found) > 1 else None)
+        store.graphs[key] = recorded
+        while len(store.graphs) > _MOST_GRAPHS:
+            store.graphs.popitem(last=False)
+        self.recorded += 1
+        return recorded
+
+    def _pass(self, store: Store, key: tuple, inputs: torch.Tensor) -> list[torch.Tensor]:
+        """One pass that reads its inputs from `inputs` alone: logits [R * n, V], and taps [R * n, taps * D] if any."""
+        rows, count, columns, gathered, taps = key
+        width = rows * count
+        ids, positions, written, read = inputs.split((width, width, width, rows))
+        seen = torch.arange(columns, device=self.device) <= positions.view(rows, 1, count, 1)
+        # as numbers to be added, once: the attention kernel would else turn booleans into them in every layer
+        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
+        shared = self.lean.heads // self.lean.kv_heads
+        mask = mask.repeat(1, 1, shared, 1)
+
+        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            """query [N, heads, d], key and value [N, kv_heads, d] -> [N, heads, d]"""
+            past = []
+            for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
+                kept[written, :, positions] = new
+                past.append((kept.index_select(0, read) if gathered else kept[:rows])[:, :, :columns])
+            # heads that share a KV head become further queries of it
+            q = query.view(rows, count, self.lean.kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
+            q = q.reshape(rows, self.lean.kv_heads, shared * count, -1)
+            mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask)
+            mixed = mixed.view(rows, self.lean.kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
+            return mixed.reshape(query.shape)
+
+        logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
+        return [logits.float(), *([torch.cat([by_layer[i] for i in taps], dim=-1)] if taps else [])]
+
+
+def graphs_of(model, lean) -> Graphs | None:
+    """The graphs of a CausalModel whose written-out forward is `lean` (or None): None on anything but a CUDA GPU."""
+    if model.device.type != "cuda":
+        return None
+    reason = "" if lean is not None else f"{type(model.module).__name__} runs its own modules, which are not recorded"
+    return Graphs(lean, model.layers, model.device, model.dtype, model.vocab_size, (model.max_positions or 8192) - 1,
+                  reason=reason)
