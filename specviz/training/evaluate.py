@@ -48,9 +48,32 @@ class Live:
     calibration_error: float | None = None
     """Of the confidence product, over all judged and unjudged slots"""
     auc: float | None = None
+    by_prompt: tuple[tuple[int, int], ...] = ()
+    """Emitted tokens and passes of each prompt: what intervals are drawn from"""
 
     def as_json(self) -> dict:
-        return asdict(self)
+        """All but the counts by prompt."""
+        return {k: v for k, v in asdict(self).items() if k != "by_prompt"}
+
+
+def gain(before: Live, after: Live, draws: int = 2000) -> tuple[float, float, float]:
+    """How much longer `after` accepts than `before` on the same prompts: the difference of their mean acceptance
+    lengths and its 95 % interval, by a paired bootstrap over prompts. Needs at least two prompts, the same for both."""
+    pairs = list(zip(before.by_prompt, after.by_prompt, strict=True))
+    if len(pairs) < 2:
+        raise ValueError("an interval over prompts needs at least two")
+
+    def difference(picked: Sequence[tuple[tuple[int, int], tuple[int, int]]]) -> float:
+        first, second = ([pair[side] for pair in picked] for side in (0, 1))
+        return _pooled(second) - _pooled(first)
+
+    chance = random.Random(0)
+    drawn = sorted(difference(chance.choices(pairs, k=len(pairs))) for _ in range(draws))
+    return difference(pairs), drawn[int(0.025 * draws)], drawn[int(0.975 * draws)]
+
+
+def _pooled(counts: Sequence[tuple[int, int]]) -> float:
+    return sum(tokens for tokens, _ in counts) / sum(passes for _, passes in counts)
 
 
 def _decoded(
@@ -98,14 +121,16 @@ def live(
     if plain and settings.temperature == 0:
         same = sum(a == b for a, b in zip(texts, plain[0]))
         gaps = [_gap(run, a, b) for run, a, b in zip(runs, texts, plain[0]) if a != b]
+    by_prompt = tuple((sum(len(v.emitted) for r in run for v in r.rows), sum(len(r.rows) for r in run)) for run in runs)
     return Live(
-        metrics.mean_acceptance_length(rounds), _interval(runs),
+        metrics.mean_acceptance_length(rounds), _interval(by_prompt),
         metrics.mean_acceptance_length([r for run in steady for r in run]) if steady else None,
         metrics.position_rates(rounds), metrics.survival_rates(rounds), _overlaps(rounds),
         statistics.mean(map(distinct4, texts)), len(runs) - len(steady), len(prompts),
         sum(map(len, texts)) / seconds, plain[1] if plain else None, same, gaps,
         losses.calibration_error(confidences, survived) if confidences is not None else None,
         losses.auc(confidences, survived) if confidences is not None else None,
+        by_prompt,
     )
 
 
@@ -135,17 +160,12 @@ def _text(rounds: Sequence[Round]) -> list[int]:
     return [t for r in rounds for v in r.rows for t in v.emitted]
 
 
-def _interval(runs: Sequence[Sequence[Round]], draws: int = 2000) -> tuple[float, float] | None:
+def _interval(by_prompt: Sequence[tuple[int, int]], draws: int = 2000) -> tuple[float, float] | None:
     """Bootstrap over prompts of pooled emitted tokens per pass."""
-    sums = [(sum(len(v.emitted) for r in run for v in r.rows), sum(len(r.rows) for r in run)) for run in runs]
-    if len(sums) < 2:
+    if len(by_prompt) < 2:
         return None
     chance = random.Random(0)
-    means = []
-    for _ in range(draws):
-        picked = chance.choices(sums, k=len(sums))
-        means.append(sum(a for a, _ in picked) / sum(b for _, b in picked))
-    means.sort()
+    means = sorted(_pooled(chance.choices(by_prompt, k=len(by_prompt))) for _ in range(draws))
     return means[int(0.025 * draws)], means[int(0.975 * draws)]
 
 

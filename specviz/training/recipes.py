@@ -136,13 +136,15 @@ def train_block(
 
 
 @torch.no_grad()
-def alpha_block(net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed: int = 5) -> dict[str, list[float]]:
-    """Teacher-forced overlap by slot on held-out conversations, of the parallel pass alone and mended.
+def alpha_block(
+    net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed: int = 5, chosen: Sequence[int] | None = None,
+) -> dict[str, list[float]]:
+    """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass alone and mended.
     p is renormalised over the draft vocabulary; `coverage` tells how much that leaves out."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
     recipe, sums, count = distil.BlockRecipe(), {}, 0
     net.eval()
-    for batch in _batches(s.store, s.judging[:limit]):
+    for batch in _batches(s.store, (s.judging if chosen is None else chosen)[:limit]):
         blocks = distil.draw_blocks(batch, 16, slots, generator)
         for name, values in distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
             sums[name] = sums.get(name, 0) + values

@@ -15,9 +15,11 @@ def show() -> None:
     page = st.navigation(
         [
             st.Page("pages/decode.py", title="Decode", icon=":material/play_circle:", default=True),
+            st.Page("pages/drafters.py", title="Drafters", icon=":material/edit_note:"),
             st.Page("pages/bottleneck.py", title="Bottleneck", icon=":material/speed:"),
             st.Page("pages/batch.py", title="Batch", icon=":material/grid_on:"),
             st.Page("pages/load.py", title="Load", icon=":material/dns:"),
+            st.Page("pages/retune.py", title="Retune", icon=":material/model_training:"),
             st.Page("pages/accept_rule.py", title="Accept rule", icon=":material/gavel:"),
         ],
         position="top",

@@ -1,0 +1,271 @@
+"""Retune the hybrid drafter on one's own prompts: the target answers them, the drafter learns from the answers.
+
+Every fourth prompt is held out: its answers are never trained on and judge the outcome, before and after. A part of
+the shipped corpus' held-out texts tells what was forgotten meanwhile. Retuning changes which drafts are made, never
+what comes out: that is checked too. (Online Speculative Decoding, arXiv 2310.07177, does the same while it serves.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specviz import paths
+from specviz.decoding import decode
+from specviz.drafters import checkpoints, shipped
+from specviz.drafters.parallel import BlockNet
+from specviz.errors import SettingsError, SpecVizError
+from specviz.models.causal import CausalModel
+from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.orders import trained
+from specviz.runs import STORE, ModelStore
+from specviz.trace import MAX_K, Settings
+from specviz.training import distil, evaluate, features, recipes
+from specviz.training.corpus import FOLDER, Corpus
+from specviz.worker import Worker
+
+FEWEST, MOST = 8, 200
+"""Prompts: with fewer than eight nothing can be said about those held out."""
+HELD_OUT = 4
+"""One prompt in this many is held out."""
+ROWS = 8
+"""Prompts decoded at a time while the target writes."""
+OLD_DOMAIN = 24
+"""Held-out conversations of the shipped corpus that tell what was forgotten."""
+LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True)
+class RetuneOrder:
+    """What to retune on."""
+
+    prompts: tuple[str, ...]
+    """User turns"""
+    name: str = "retuned"
+    """Of the new drafter: letters, digits, - and _"""
+    seconds: float = 120.0
+    """Of gradient steps"""
+    k: int = 5
+    answer_tokens: int = 96
+
+    def __post_init__(self) -> None:
+        texts = [p for p in self.prompts if p.strip()]
+        if not FEWEST <= len(texts) <= MOST or len(texts) < len(self.prompts):
+            raise SettingsError(f"Write {FEWEST} to {MOST} prompts, one a line and none empty; there are {len(texts)}.")
+        if len(set(texts)) < len(texts):
+            raise SettingsError("A prompt is there twice: one of them might be held out and the other trained on.")
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}", self.name):
+            raise SettingsError("Give the drafter a name of up to 40 letters, digits, - and _.")
+        if not 0 < self.seconds <= 86_400:
+            raise SettingsError("Train for more than 0 seconds and at most a day.")
+        if not 1 <= self.k <= MAX_K:
+            raise SettingsError(f"K must be from 1 to {MAX_K}.")
+        if not 16 <= self.answer_tokens <= 512:
+            raise SettingsError("Answers can have 16 to 512 tokens.")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One drafter on the held-out prompts, measured."""
+
+    live: evaluate.Live
+    overlap: list[float]
+    """Teacher-forced sum(min(p, q)) by slot on the held-out answers, over the draft vocabulary"""
+    old_overlap: list[float]
+    """The same on held-out texts of the shipped corpus"""
+
+
+@dataclass(frozen=True)
+class Retuned:
+    """What came out."""
+
+    before: Judged
+    after: Judged
+    gain: tuple[float, float, float]
+    """Of the mean acceptance length: the difference and its 95 % interval, paired over the held-out prompts"""
+    prompts: int
+    held_out: int
+    answer_tokens: int
+    """That were trained on"""
+    steps: int
+    seconds: float
+    folder: Path
+
+    @property
+    def sentence(self) -> str:
+        """The outcome in words. Claims nothing that the interval does not carry."""
+        difference, low, high = self.gain
+        a, b = (j.live.mean_acceptance_length for j in (self.before, self.after))
+        verdict = "longer" if low > 0 else "shorter" if high < 0 else "no clear change"
+        return (f"{a:.2f} tokens per target pass before, {b:.2f} after on {self.held_out} held-out prompts "
+                f"({difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}: {verdict}).")
+
+
+def folder_of(name: str) -> Path:
+    """Where retuned drafters are kept."""
+    return paths.home() / "drafters" / name
+
+
+def retuned() -> dict[str, Path]:
+    """The drafters that were retuned on this machine: name to folder."""
+    root = paths.home() / "drafters"
+    return {p.name: p for p in sorted(root.glob("*")) if (p / "model.safetensors").is_file()}
+
+
+class Retune(Worker):
+    """The whole of it, watched: stages, progress, Stop. `result` is set when it is complete.
+
+    `alphas` grows while it trains: (steps, overlap by slot on what is being trained on).
+    """
+
+    def __init__(self, order: RetuneOrder, store: ModelStore = STORE):
+        super().__init__()
+        self.order, self.store = order, store
+        self.result: Retuned | None = None
+        self.alphas: list[tuple[int, list[float]]] = []
+
+    def work(self) -> None:
+        """Raises SpecVizError with a sentence."""
+        order = self.order
+        source = trained().get("hybrid")
+        if source is None:
+            raise SpecVizError("There is no hybrid drafter in assets/drafters to begin with.")
+        self.tell("Loading the target", 0.0)
+        # the corpus, the closed forms and the gradient steps are all made for float32 on the CPU
+        opened = self.store.open(find_pair(EMBEDDED).target, "cpu", "fp32", stop=self.stopping)
+        target, net = opened.model, checkpoints.load_block_net(source)
+        with tempfile.TemporaryDirectory(prefix="specviz-retune-") as scratch:
+            prompts = [_tokens(opened.tokenizer, text) for text in order.prompts]
+            held = [i for i in range(len(prompts)) if i % HELD_OUT == HELD_OUT - 1]
+            kept = [i for i in range(len(prompts)) if i not in held]
+            corpus = self._answers(target, [prompts[i] for i in (*kept, *held)], order.answer_tokens)
+            folder = Path(scratch)
+            self._taps(target, corpus, folder / "0-own", 0.35, "Reading the answers again, for what the target saw")
+            self._taps(target, _old_domain(), folder / "1-shipped", 0.4, "Reading older texts, to see what is lost")
+            store = features.TapStore(folder)
+            own, old = ([n for n, (shard, _) in enumerate(store.index) if shard == which] for which in (0, 1))
+            answers = len(own) // len(prompts)
+            trains, judges = own[: len(kept) * answers], own[len(kept) * answers:]
+            s = recipes.setting(target.module, store, net.draft_ids)
+            s.train[:] = trains
+            plain = evaluate.plain_texts(target, [prompts[i] for i in held], self._settings, ROWS)
+
+            def judge(weights: Path, words: str, fraction: float) -> Judged:
+                self.tell(words, fraction)
+                found = checkpoints.load_block_net(weights)
+                live = evaluate.live(target, shipped.opener("hybrid", target, weights), [prompts[i] for i in held],
+                                     self._settings, plain, lambda _: self._check(), ROWS)
+                return Judged(live, recipes.alpha_block(found, s, chosen=judges)["hybrid"],
+                              recipes.alpha_block(found, s, chosen=old)["hybrid"])
+
+            before = judge(source, "Measuring the drafter as it was", 0.45)
+            done = self._train(net, s)
+            about = {**checkpoints.read(source)[3], "retuned_on": len(kept), "retuning_steps": done.step,
+                     "retuning_seconds": round(done.seconds)}
+            made = checkpoints.save(folder / "made", "hybrid", net,
+                                    {k: v for k, v in about.items() if k not in ("format", "kind", "shape")})
+            after = judge(made, "Measuring the retuned drafter", 0.95)
+            self._check()
+            kept_at = _moved(made, folder_of(order.name))
+        gained = evaluate.gain(before.live, after.live)
+        self.result = Retuned(before, after, gained, len(prompts), len(held), s.store.answer_tokens(trains), done.step,
+                              done.seconds, kept_at)
+        self.tell("Done", 1.0)
+
+    @property
+    def _settings(self) -> Settings:
+        return Settings(k=self.order.k, temperature=0.0, max_new_tokens=self.order.answer_tokens)
+
+    def _check(self) -> None:
+        """Raises if it should end."""
+        if self.stopping():
+            raise SpecVizError("Stopped.")
+
+    def _answers(self, target: CausalModel, prompts: Sequence[list[int]], length: int) -> Corpus:
+        """Each prompt answered greedily and at temperature 0.8; the answers of one prompt stand side by side."""
+        texts: list[list[list[int]]] = [[] for _ in prompts]
+        rounds, total = 0, 2 * -(-len(prompts) // ROWS) * length
+        for temperature in (0.0, 0.8):
+            settings = Settings(k=0, temperature=temperature, max_new_tokens=length)
+            for at in range(0, len(prompts), ROWS):
+                batch = prompts[at: at + ROWS]
+                answers: list[list[int]] = [[] for _ in batch]
+                for round_ in decode(target, None, batch, settings, record=False):
+                    self._check()
+                    for verdict in round_.rows:
+                        answers[verdict.row] += verdict.emitted
+                    rounds += 1
+                    self.tell(f"The target answers the prompts ({at + len(batch)} of {len(prompts)}, at temperature "
+                              f"{temperature:g})", 0.35 * rounds / total)
+                for i, answer in enumerate(answers):
+                    texts[at + i].append(batch[i] + answer)
+        flat = [text for both in texts for text in both]
+        starts = [len(prompt) for prompt in prompts for _ in range(2)]
+        return Corpus(np.concatenate([np.array(t, np.uint32) for t in flat]),
+                      np.array([len(t) for t in flat], np.uint16), np.array(starts, np.uint16),
+                      np.tile(np.array([0.0, 0.8], np.float32), len(prompts)), np.full(len(flat), -1, np.int16))
+
+    def _taps(self, target: CausalModel, corpus: Corpus, path: Path, fraction: float, words: str) -> None:
+        def progress(share: float) -> None:
+            self._check()
+            self.tell(f"{words} ({share:.0%})", fraction)
+
+        features.compute(target, corpus, path, progress)
+
+    def _train(self, net: BlockNet, s: recipes.Setting) -> distil.Progress:
+        """Gradient steps over the whole net, at a learning rate that forgets little."""
+        begun = time.monotonic()
+
+        def share(at: distil.Progress) -> float:
+            self._check()
+            passed = (time.monotonic() - begun) / self.order.seconds
+            self.tell(f"Training: step {at.step}, {self.order.seconds * (1 - passed):.0f} s left", 0.5 + 0.45 * passed)
+            return passed
+
+        def report(at: distil.Progress) -> None:
+            self.alphas.append((at.step, at.alphas["hybrid"]))
+
+        net.requires_grad_(True)
+        recipe = distil.BlockRecipe(learning_rate=LEARNING_RATE, slots=(4, 8), anchors=64)
+        try:
+            return recipes.train_block(net, s, recipe, share, report=report, report_seconds=1.0)
+        finally:
+            net.requires_grad_(False)
+
+
+def _tokens(tokenizer, text: str) -> list[int]:
+    return tokenizer.apply_chat_template([{"role": "user", "content": text.strip()}], add_generation_prompt=True,
+                                         return_dict=True)["input_ids"]
+
+
+def _old_domain() -> Corpus:
+    parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
+    chosen = [(p, i) for p in parts for i in range(len(p)) if p.held_out(i) and not p.for_calibration(i)][:OLD_DOMAIN]
+    return Corpus(np.concatenate([p.conversation(i) for p, i in chosen]),
+                  *(np.array([getattr(p, name)[i] for p, i in chosen])
+                    for name in ("length", "answer_start", "temperature", "topic")))
+
+
+def _moved(made: Path, folder: Path) -> Path:
+    """The finished drafter at its place, whole or not at all; an older one of the same name is replaced."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part, old = folder.with_name(f".{folder.name}.part"), folder.with_name(f".{folder.name}.old")
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        shutil.copytree(made, part)
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(part, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise SpecVizError(f"The retuned drafter could not be kept in {folder} ({error.strerror or error}).") from None
+    return folder
