@@ -44,6 +44,7 @@ function percent(x) {
 }
 
 const equals = (x) => (x > 0 && x < 0.001 ? "< 0.001" : `= ${number(x)}`);
+const sure = (slot) => (slot.confidence === null ? "" : ` (${percent(slot.confidence)} sure)`);
 const clamp = (x, low, high) => Math.min(high, Math.max(low, x));
 const ease = (t) => 1 - (1 - t) ** 3;
 const between = (t, from, to) => clamp((t - from) / (to - from), 0, 1);
@@ -239,6 +240,10 @@ function drawStrip(scene, width, round, s, lit) {
     } else {
       scene.text(`q:${i}`, x0(i + 1) + column / 2, 80, "first guess",
         { "text-anchor": "middle", "font-size": 12, fill: ink.muted });
+    }
+    if (corrected && slot.confidence !== null) {
+      scene.text(`sure:${i}`, x0(i + 1) + column / 2, 169, `${percent(slot.confidence)} sure`,
+        { "text-anchor": "middle", "font-size": 11, fill: ink.muted, opacity: look.opacity });
     }
   });
 
@@ -1184,7 +1189,10 @@ class Player {
     const rows = round.slots.map((slot, i) => {
       const seen = s.drafted[i] > 0;
       const verdict = verdictSoFar(round, s, i);
-      return { slot: i, verdict, cells: [String(i + 1), seen ? slot.text : "", seen ? number(slot.q) : "",
+      const rough = slot.first_guess && s.corrected[i] < 0.5;  // not mended yet: the token that it will be is not known
+      const text = rough ? slot.first_guess.text : slot.text;
+      return { slot: i, verdict, cells: [String(i + 1), seen ? text : "",
+        seen ? (rough ? "first guess" : number(slot.q) + sure(slot)) : "",
         s.verify ? number(slot.p) : "", s.verify ? number(slot.threshold) : "",
         s.judged[i] ? number(slot.u) : "", verdict ?? ""] };
     });

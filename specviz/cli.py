@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from specviz import cli_bench, cli_check, cli_hardware, cli_load, cli_training, doctor, metrics
+from specviz import cli_bench, cli_check, cli_hardware, cli_lanes, cli_load, cli_retune, cli_training, doctor, metrics
 from specviz import trace as tracing
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--measure", action="store_true", help="measure the ceilings of the device now (seconds)")
     check.set_defaults(handler=_doctor)
 
-    for module in (cli_bench, cli_check, cli_hardware, cli_load, cli_training):
+    for module in (cli_bench, cli_check, cli_hardware, cli_lanes, cli_load, cli_retune, cli_training):
         module.add_parsers(commands)
     return parser
 

@@ -386,7 +386,8 @@ def schema() -> dict:
     definitions: dict[str, dict] = {}
     _schema(Trace, definitions)
     root = definitions.pop("Trace")
-    root["properties"] = {"format": {"const": FORMAT}, "version": {"enum": list(range(1, VERSION + 1))}} | root["properties"]
+    versions = {"enum": list(range(1, VERSION + 1))}
+    root["properties"] = {"format": {"const": FORMAT}, "version": versions} | root["properties"]
     root["required"] = ["format", "version", *root["required"]]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "SpecViz trace", **root,
             "$defs": dict(sorted(definitions.items()))}
