@@ -21,7 +21,8 @@ from specviz.checking import texts_for
 from specviz.decoding import Measurements, decode
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.errors import SettingsError, SpecVizError
-from specviz.hardware import ceilings, machine, steps
+from specviz.hardware import ceilings, machine, shapes, steps
+from specviz.models import load, random_weights
 from specviz.models.fetch import fetch
 from specviz.models.pairs import EMBEDDED, Pair, find_pair
 from specviz.orders import drafter_names, trained
@@ -186,6 +187,42 @@ def bench(
     }
 
 
+def bench_shape(name: str, precision: str = "auto", device: str = "auto", scale: Scale = FULL,
+                tell: Tell = lambda _: None) -> dict:
+    """Steps and plain decoding of a shape with random weights, against transformers on a module of the same shape.
+
+    What a step costs does not depend on what the weights say; the text is noise and is not told. Raises SpecVizError.
+    """
+    device = machine.resolve_device(device)
+    precision = load.resolve_precision(precision, device)
+    config = shapes.CONFIGS.get(name) or shapes.hub_config(name)
+    model = random_weights.build(config, device, precision, name, lambda _, words: tell(words))
+    target = Opened(model, None, device, precision)
+    tell("Ceilings and steps")
+    timed = _steps(target, scale.steps)
+    tell("Plain decoding against transformers")
+    stock = random_weights.build(config, device, precision, name).module
+    stock.set_attn_implementation("sdpa")
+    ours = System("specviz", "plain", precision, _ours(target, lambda s: None, 0, frozenset()))
+    peer = peers.Transformers(stock, device, precision, frozenset())
+    theirs = System("transformers", "plain", precision, peer.runner(eos_token_id=None))
+    groups = [[[(7 * i + j) % model.vocab_size for j in range(CONTEXT)]] for i in range(1 + scale.least)]
+    for index, group in enumerate(groups):
+        for system in (ours, theirs):
+            system.measure(index, group, scale.tokens if index else 8)
+    for system in (ours, theirs):  # the first of each was the warm-up
+        del system.rates[0]
+    lead = ratio(ours.rates, theirs.rates)
+    return {
+        "shape": name, "weights": "random", "machine": machine.device_name(device), "device": device,
+        "threads": torch.get_num_threads(), "torch": torch.__version__, "context": CONTEXT, "tokens": scale.tokens,
+        "plain_tokens_per_second": ours.rate, "transformers_tokens_per_second": theirs.rate,
+        "plain_vs_transformers_plain": lead.median,
+        "intervals": {"plain_vs_transformers_plain": [lead.low, lead.high]},
+        **timed, "notes": [model.graphs.note] if model.graphs else [],
+    }
+
+
 # ---------------------------------------------------------------------------------------- what is decoded
 
 
@@ -234,7 +271,7 @@ def _plain(target: Opened) -> System:
     return System("specviz", "plain", target.precision, _ours(target, lambda s: None, 0), 0)
 
 
-def _ours(target: Opened, make: Callable, k: int) -> peers.Run:
+def _ours(target: Opened, make: Callable, k: int, eos_ids: frozenset[int] | None = None) -> peers.Run:
     def run(group: peers.Group, tokens: int) -> peers.Spoken:
         settings = Settings(k=k, max_new_tokens=tokens)
         drafter, measured = make(settings), Measurements()
@@ -242,7 +279,8 @@ def _ours(target: Opened, make: Callable, k: int) -> peers.Run:
         draft = verify = other = 0.0
         passes = 0
         began = time.perf_counter()
-        for round_ in decode(target.model, drafter, group, settings, record=False, measured=measured):
+        for round_ in decode(target.model, drafter, group, settings, eos_ids=eos_ids, record=False,
+                             measured=measured):
             for verdict in round_.rows:
                 texts[verdict.row] += verdict.emitted
             passes += len(round_.rows)
@@ -308,6 +346,7 @@ def _steps(target: Opened, repeats: int) -> dict:
         "precision": target.precision,
         "verify_over_decode": by_width[VERIFY] / fastest,
         "limit_ratio": 1 / max(point.busy_fraction, point.stream_fraction),
+        "bandwidth_share": point.stream_fraction,
         "overhead_fraction": point.overhead_fraction,
         "step_seconds": {str(n): s for n, s in by_width.items()},
         "step_spread": {str(n): list(interval(s)) for n, s in seconds.items()},
@@ -325,7 +364,8 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
     notes: list[str] = []
     folder, eos = fetch(pair.target), target.model.eos_ids()
     tell("Loading transformers as a peer")
-    stock = peers.Transformers(folder, target.device, target.precision, eos)
+    stock = peers.Transformers(load.load_module(folder, target.device, target.precision), target.device,
+                               target.precision, eos)
     systems = [System("transformers", "plain", target.precision, stock.runner())]
     drafter = next((d for s in ours if isinstance(
         d := make_drafter(s.drafter, pair, target, Settings(), store), AutoregressiveDrafter)), None)

@@ -34,6 +34,9 @@ def add_parsers(subparsers) -> None:
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
     parser.add_argument("--precision", default="auto", metavar="P",
                         help="auto, or a name such as fp32 (default: auto); fp32 is measured beside it on a processor")
+    parser.add_argument("--shape", metavar="NAME",
+                        help="instead of a pair: the steps and plain decoding of a built-in shape or a Hub id, with "
+                             "random weights, against transformers")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(handler=bench_command)
 
@@ -43,6 +46,8 @@ def bench_command(arguments: argparse.Namespace) -> int:
     ks = arguments.k
     if not ks or not all(1 <= k <= MAX_K for k in ks):
         raise SettingsError(f"--k must name numbers from 1 to {MAX_K}, such as 1..8.")
+    if arguments.shape:
+        return _shape(arguments)
     drafters = None if arguments.drafters == "all" else tuple(d.strip() for d in arguments.drafters.split(","))
     known = drafter_names(find_pair(arguments.pair))
     if unknown := [d for d in drafters or () if d not in known]:
@@ -58,6 +63,33 @@ def bench_command(arguments: argparse.Namespace) -> int:
     )
     print(json.dumps(found, allow_nan=False) if arguments.json else table(found))
     return 0
+
+
+def _shape(arguments: argparse.Namespace) -> int:
+    from specviz import bench
+
+    found = bench.bench_shape(
+        arguments.shape, arguments.precision, arguments.device, bench.QUICK if arguments.quick else bench.FULL,
+        tell=lambda what: print(what, file=sys.stderr, flush=True))
+    if arguments.json:
+        print(json.dumps(found, allow_nan=False))
+        return 0
+    print("\n".join([
+        f"{found['shape']} with random weights on {found['machine']} ({found['device']}, {found['precision']}, torch "
+        f"{found['torch']}), context {found['context']}, batch 1",
+        f"plain {found['plain_tokens_per_second']:.1f} tokens/s, transformers "
+        f"{found['transformers_tokens_per_second']:.1f}: " + _times(
+            found["plain_vs_transformers_plain"], found["intervals"]["plain_vs_transformers_plain"]),
+        _steps_line(found["precision"], found),
+        f"a plain step reads at {100 * found['bandwidth_share']:.0f} % of the measured bandwidth", *found["notes"]]))
+    return 0
+
+
+def _steps_line(name: str, timed: dict) -> str:
+    seconds = ", ".join(f"{n}: {1000 * s:.2f} ms" for n, s in timed["step_seconds"].items())
+    return (f"{name}: a verify pass of 6 is {timed['verify_over_decode']:.2f} of the fastest plain step; a plain "
+            f"step takes {timed['limit_ratio']:.2f} times what the roofs allow, "
+            f"{100 * timed['overhead_fraction']:.0f} % of it explained by neither roof; by positions {seconds}")
 
 
 def table(found: dict) -> str:
@@ -86,11 +118,7 @@ def table(found: dict) -> str:
     equal = found["equal_precision"]
     if equal["precision"] != found["precision"]:
         lines += _figures(equal, f"In {equal['precision']} on both sides")
-    for name, timed in found["precisions"].items():
-        seconds = ", ".join(f"{n}: {1000 * s:.1f} ms" for n, s in timed["step_seconds"].items())
-        lines.append(f"{name}: a verify pass of 6 is {timed['verify_over_decode']:.2f} of the fastest plain step; a "
-                     f"plain step takes {timed['limit_ratio']:.2f} times what the roofs allow, {_share(timed)} of it "
-                     f"explained by neither roof; by positions {seconds}")
+    lines += [_steps_line(name, timed) for name, timed in found["precisions"].items()]
     return "\n".join([*lines, *found["notes"]])
 
 
@@ -110,10 +138,6 @@ def _figures(found: dict, where: str) -> list[str]:
         f"{figure('speedup_vs_transformers_assisted')}; the same drafter, K and schedule: "
         f"{figure('speedup_vs_transformers_assisted_same_settings')}",
     ]
-
-
-def _share(timed: dict) -> str:
-    return f"{100 * timed['overhead_fraction']:.0f} %"
 
 
 def _number(value: float | None) -> str:

@@ -57,19 +57,6 @@ class Spoken:
 Run = Callable[[Group, int], Spoken]
 
 
-@dataclass(frozen=True)
-class Peer:
-    """One system and setting to be measured, or why it cannot be."""
-
-    name: str
-    setting: str
-    precision: str
-    run: Run | None
-    k: int | None = None
-    missing: str = ""
-    """A sentence where there is no `run`."""
-
-
 # --------------------------------------------------------------------------------------- transformers
 
 
@@ -92,8 +79,8 @@ class _Marks:
 class Transformers:
     """`generate` on a stock module of the same weights."""
 
-    def __init__(self, folder: Path, device: str, precision: str, eos_ids: frozenset[int]):
-        self.module = load.load_module(folder, device, precision)
+    def __init__(self, module: torch.nn.Module, device: str, precision: str, eos_ids: frozenset[int]):
+        self.module = module
         self.device, self.precision, self.eos_ids = device, precision, eos_ids
         self.pad = min(eos_ids, default=0)
 

@@ -188,7 +188,7 @@ class Run(Watched):
         self.trace: Trace | None = None
         self._measured = Measurements()
         self._emitted: list[list[int]] = []
-        self._tokenizer = None
+        self._tokenizer = self._graphs = None
         self._vocab_size = 0
 
     # ---- watching
@@ -234,7 +234,7 @@ class Run(Watched):
         if order.drafter == "autoregressive" and self.pair.draft is not None:
             load.check(self.pair, self._tell, self.stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
-        self._tokenizer = target.tokenizer
+        self._tokenizer, self._graphs = target.tokenizer, target.model.graphs
         drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self.stopping)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         room = prompting.room(target.model.config, settings.max_new_tokens)
@@ -308,6 +308,8 @@ class Run(Watched):
         return self._tokenizer.decode(self._emitted[row], skip_special_tokens=True) if self._tokenizer else ""
 
     def _finish(self, end: str) -> None:
+        if self._graphs is not None:
+            self.note = f"{self.note} {self._graphs.note}".strip()
         for verdict in (v for r in self.rounds for v in r.rows):
             self._add_pieces((verdict.anchor, *verdict.emitted))
         self.trace = Trace(

@@ -92,6 +92,20 @@ def test_bad_arguments_are_one_sentence(capsys, arguments, words):
     assert words in error and "Traceback" not in error
 
 
+def test_a_shape_is_timed_with_random_weights(empty_home, monkeypatch, capsys):
+    """Steps and plain decoding of a shape, against transformers on the same shape; no text is told."""
+    from specviz.hardware import shapes
+
+    monkeypatch.setitem(shapes.CONFIGS, "Nano", shapes._dense("llama", 2, 32, 2, 1, 16, 64, 300))
+    monkeypatch.setattr(bench, "QUICK", SMALL)
+    assert main(["bench", "--shape", "Nano", "--device", "cpu", "--precision", "fp32", "--quick", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["plain_vs_transformers_plain"] > 0 and 0 < found["bandwidth_share"] <= 1
+    assert found["weights"] == "random" and "text" not in found
+    assert main(["bench", "--shape", "Nano", "--device", "cpu", "--precision", "fp32", "--quick"]) == 0
+    assert "measured bandwidth" in capsys.readouterr().out
+
+
 def test_prompts_come_from_a_file_or_the_presets(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("the cat sees\n\nthe dog and\n", encoding="utf-8")
