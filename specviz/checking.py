@@ -17,12 +17,12 @@ from specviz import goodness
 from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter
-from specviz.errors import PairError, SettingsError, SpecVizError
+from specviz.errors import SettingsError, SpecVizError
 from specviz.models import load
 from specviz.models.fetch import Stopped
 from specviz.models.pairs import find_pair
 from specviz.models.toy import sentence
-from specviz.orders import Order, drafter_names
+from specviz.orders import Order, check_drafter
 from specviz.runs import STORE, ModelStore, Opened, make_drafter
 from specviz.trace import Settings, Trace
 from specviz.worker import Watched
@@ -182,9 +182,7 @@ class Bench:
                  stop: Callable[[], bool] = lambda: False):
         self.order, self.stop, self.tell = order, stop, tell
         self.pair, self.store = find_pair(order.pair), store
-        if order.drafter not in drafter_names(self.pair):
-            raise PairError(f"{self.pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
-                            f"{', '.join(drafter_names(self.pair))}.")
+        check_drafter(self.pair, order.drafter)
         if order.drafter == "autoregressive":
             load.check(self.pair, lambda p: tell(p.stage, 0.0), stop)  # before anything large is fetched
         self.target: Opened = store.open(

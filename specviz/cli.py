@@ -24,7 +24,7 @@ from specviz import trace as tracing
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
 from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair
-from specviz.orders import Order, drafter_names
+from specviz.orders import Order, check_drafter, code_permitted, drafter_names
 from specviz.prompts import MAX_CHARACTERS
 from specviz.trace import Settings, Trace
 
@@ -44,7 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     logging.getLogger("specviz").setLevel(logging.NOTSET if os.environ.get("SPECVIZ_DEBUG") else logging.CRITICAL + 1)
     try:
         arguments = _parser().parse_args(argv)
-        code = arguments.handler(arguments)
+        with code_permitted():
+            code = arguments.handler(arguments)
         sys.stdout.flush()
         return code or 0
     except SpecVizError as error:
@@ -110,7 +111,9 @@ def _parser() -> argparse.ArgumentParser:
         "Decode a prompt speculatively. The text goes to stdout, figures and progress to stderr."))
     run.add_argument("--pair", default=EMBEDDED, metavar="P",
                      help="a name that `pairs` lists, or TARGET+DRAFT: two Hub ids or folders (default: %(default)s)")
-    run.add_argument("--drafter", metavar="D", help="which drafter (default: the first that the pair has)")
+    run.add_argument("--drafter", metavar="D",
+                     help="a drafter of the pair (default: its first), the folder of a trained or published one, or "
+                          "FILE.py:CLASS, which runs the code of that file")
     run.add_argument("--prompt", required=True, metavar="T", help="the prompt; - reads it from stdin")
     run.add_argument("--system", metavar="T", help="the system message (default: the chat template's own)")
     run.add_argument("--raw", action="store_true", help="the prompt as it is, without the chat template")
@@ -182,7 +185,9 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed, max_new_tokens=arguments.max_new_tokens,
     )
     text = _prompt(arguments.prompt, arguments.raw)
-    drafter = arguments.drafter or drafter_names(find_pair(arguments.pair))[0]
+    pair = find_pair(arguments.pair)
+    drafter = arguments.drafter or drafter_names(pair)[0]
+    check_drafter(pair, drafter)
     path = None if arguments.trace is None else _writable(arguments.trace)
 
     from specviz.runs import Run

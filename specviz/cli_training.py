@@ -9,6 +9,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from specviz import cli_plugin
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED
 from specviz.orders import trained
@@ -44,7 +45,7 @@ def add_parsers(subparsers) -> None:
     drafter.add_argument("--learning-rate", type=float, default=2e-4, metavar="X", help="(default: %(default)s)")
     drafter.set_defaults(handler=drafter_command)
 
-    drafters = subparsers.add_parser("drafters", help="evaluate and export trained drafters")
+    drafters = subparsers.add_parser("drafters", help="evaluate, test and export drafters")
     commands = drafters.add_subparsers(title="commands", metavar="COMMAND", required=True)
     evaluate = commands.add_parser("eval", help="acceptance of the trained drafters on held-out prompts")
     evaluate.add_argument("--pair", default=EMBEDDED, metavar="P")
@@ -57,6 +58,7 @@ def add_parsers(subparsers) -> None:
     evaluate.add_argument("--drafter", choices=KINDS, action="append", help="only this one (may be given again)")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
     evaluate.set_defaults(handler=eval_command)
+    cli_plugin.add_parser(commands)
     export = commands.add_parser("export", help="write the autoregressive drafter as a standard Hugging Face folder")
     export.add_argument("name", metavar="NAME", help="autoregressive, or a folder of your own")
     export.add_argument("folder", metavar="FOLDER")

@@ -23,3 +23,7 @@ class TraceError(SpecVizError):
 
 class MemoryBudgetError(SpecVizError):
     """A model, cache or run would not fit the memory of its device."""
+
+
+class PluginError(SpecVizError):
+    """A drafter of one's own (FILE.py:CLASS) cannot be loaded, fails, or breaks the protocol."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from specviz import policies, steptable
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.models.pairs import find_pair
-from specviz.orders import drafter_names
+from specviz.orders import check_drafter
 from specviz.prompts import encode, presets_for
 from specviz.scheduling import RoundCosts
 from specviz.serving import (
@@ -95,9 +95,7 @@ class LoadRun(Worker):
     def __init__(self, order: LoadOrder, store=None):
         super().__init__()
         pair = find_pair(order.pair)
-        if order.drafter not in drafter_names(pair):
-            raise SettingsError(f"{pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
-                                f"{', '.join(drafter_names(pair))}.")
+        check_drafter(pair, order.drafter)
         self.order, self.pair = order, pair
         self.outcomes: list[Outcome] = []
         self.live: Server | None = None

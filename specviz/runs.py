@@ -19,19 +19,19 @@ import torch
 
 from specviz import prompts as prompting
 from specviz.decoding import Measurements, check_prompts, decode
-from specviz.drafters import shipped
+from specviz.drafters import plugin, shipped
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
 from specviz.drafters.base import Drafter
 from specviz.drafters.ngram import NgramDrafter
-from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
+from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import gigabytes
-from specviz.models.pairs import EMBEDDED, Pair, Source, find_pair
-from specviz.orders import Order, drafter_names, trained
+from specviz.models.pairs import Pair, Source, find_pair
+from specviz.orders import Order, check_drafter, plugin_parts
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 from specviz.worker import Watched
@@ -60,7 +60,7 @@ class ModelStore:
         self._models: OrderedDict[tuple, Opened] = OrderedDict()
         self._lock = threading.Lock()
         self._loading: dict[tuple, threading.Lock] = {}
-        self._trained: dict[tuple, tuple[CausalModel, Callable[[Settings], Drafter]]] = {}
+        self._trained: dict[tuple, tuple[CausalModel, int, Callable[[Settings], Drafter]]] = {}
         self._share = budget_share
 
     def open(
@@ -85,13 +85,15 @@ class ModelStore:
         )).model
 
     def trained_drafter(self, opened: Opened, source: Source, kind: str) -> Callable[[Settings], Drafter]:
-        """Makes drafters over the shipped weights of a kind, which are loaded once for each target in memory."""
-        key = (source, opened.device, opened.precision, kind)
+        """Makes drafters over the shipped weights of a kind, or those in a folder of that name; they are loaded once
+        for each target in memory, and anew when the folder's files have changed."""
+        key, stamp = (source, opened.device, opened.precision, kind), shipped.stamp(kind)
         with self._lock:
             kept = self._trained.get(key)
-            if kept is None or kept[0] is not opened.model:  # the target has been loaded anew since
-                kept = self._trained[key] = (opened.model, shipped.opener(kind, opened.model))
-        return kept[1]
+            # the target has been loaded anew since, or the files were written anew
+            if kept is None or kept[0] is not opened.model or kept[1] != stamp:
+                kept = self._trained[key] = (opened.model, stamp, shipped.opener(kind, opened.model))
+        return kept[2]
 
     def _get(self, key: tuple, make: Callable[[], Opened], stop: Callable[[], bool] | None = None) -> Opened:
         """The model of a key, made once however many ask for it at the same time."""
@@ -133,26 +135,23 @@ def make_drafter(
     progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None,
 ) -> Drafter:
     """A fresh drafter for one run over shared weights, warped as `settings` say. Raises PairError for a name that the
-    pair does not have."""
+    pair does not have, FetchError for a folder that holds no drafter, PluginError for faults of a plug-in."""
+    check_drafter(pair, name)
     model = target.model
+    if plugin_parts(name):
+        return plugin.load(name)(model, settings)
     if name == "ngram":
         return NgramDrafter(model.vocab_size, model.device)
     if name == "first-layers":
         layers = max(1, min(FIRST_LAYERS, model.layers // 2))
         return first_layers(model, store.first_layers(target, pair.target, layers), settings)
-    if pair.name == EMBEDDED and name in trained():
-        return store.trained_drafter(target, pair.target, name)(settings)
     if name == "autoregressive" and pair.draft is not None:
         draft = store.open(pair.draft, target.device, target.precision, progress, stop)
         return AutoregressiveDrafter(
             draft.model, model.vocab_size, settings,
             label=f"autoregressive: {pair.draft.name} drafts one token at a time",
         )
-    raise PairError(_no_drafter(pair, name))
-
-
-def _no_drafter(pair: Pair, name: str) -> str:
-    return f"{pair.title} has no drafter {name[:40]!r}: choose one of {', '.join(drafter_names(pair))}."
+    return store.trained_drafter(target, pair.target, name)(settings)
 
 
 class Run(Watched):
@@ -170,8 +169,7 @@ class Run(Watched):
             raise SettingsError("The prompt is empty: type something, or choose a preset.")
         self.order, self.store = order, store
         self.pair = find_pair(order.pair)
-        if order.drafter not in drafter_names(self.pair):
-            raise PairError(_no_drafter(self.pair, order.drafter))
+        check_drafter(self.pair, order.drafter)
         self.id = uuid.uuid4().hex[:12]
         self.status = "loading"
         self.error: str | None = None

@@ -16,7 +16,7 @@ from specviz.costs import ModelShape
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.metrics import flops_per_token, plain_flops_per_token
 from specviz.models.pairs import find_pair
-from specviz.orders import Order, drafter_names
+from specviz.orders import Order, check_drafter
 from specviz.roofline import Point, expected_tokens, modelled_seconds, point, step_cost
 from specviz.trace import MAX_K, MAX_ROWS, Baseline, Ceilings, Cost, Settings
 from specviz.worker import Worker
@@ -102,9 +102,7 @@ class Sweep(Worker):
     def __init__(self, order: SweepOrder, store=None):
         super().__init__()
         pair = find_pair(order.pair)
-        if order.drafter not in drafter_names(pair):
-            raise SettingsError(f"{pair.title} has no drafter {order.drafter[:40]!r}: choose one of "
-                                f"{', '.join(drafter_names(pair))}.")
+        check_drafter(pair, order.drafter)
         self.order, self.pair = order, pair
         self.cells: dict[Key, Cell] = {}
         self.ceilings: Ceilings | None = None

@@ -37,12 +37,20 @@ def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callab
     kind = checkpoints.read(folder)[0]
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
-        model = CausalModel(module)
+        model = CausalModel(module, narrow=True)
         return lambda settings: TrainedAutoregressiveDrafter(model, draft_ids, target, settings)
     net = checkpoints.load_block_net(folder).to(target.device)
     drafter = HybridDrafter if kind == "hybrid" else ParallelDrafter
     drafter(net, target, Settings())  # does it fit?
     return lambda settings: drafter(net, target, settings)
+
+
+def stamp(name: str) -> int:
+    """Changes when the weights in a folder are written anew; 0 for the shipped drafters."""
+    folder = Path(name).expanduser()
+    if name in trained() or not folder.is_dir():
+        return 0
+    return max((file.stat().st_mtime_ns for file in folder.glob("*.*") if file.is_file()), default=0)
 
 
 def _is_ours(folder: Path) -> bool:
