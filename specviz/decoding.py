@@ -17,10 +17,11 @@ from specviz.costs import pass_cost
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.errors import SettingsError
 from specviz.hardware.machine import Timer, clock
+from specviz.lazy import Rows, Warped, whole
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.row import Row
-from specviz.sampling import Judgement, draw, judge, uniform, warp
+from specviz.sampling import Judgement, draw, judge, uniform
 from specviz.trace import MAX_ROWS, Baseline, Cost, Round, Settings, Verdict
 
 
@@ -186,7 +187,7 @@ def play_round(
         for i, row in enumerate(active):
             draft = drafts[row.id]
             k = len(draft.tokens)
-            target_probs = _warped(out.logits[i], settings)
+            target_probs = Warped(out.logits[i], settings)
             accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
             bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
             judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
@@ -197,8 +198,9 @@ def play_round(
             judged = accepted if on_draft else min(accepted + 1, k)
             with timer.section("record"):
                 recorded = recording.positions(
-                    out.logits[i], target_probs, draft.logits, draft.probs, draft.tokens, accept_uniforms,
-                    judged, accepted, bonus, draft.confidence, draft.first_guess,
+                    out.logits[i], target_probs.whole(), None if draft.logits is None else whole(draft.logits),
+                    whole(draft.probs), draft.tokens, accept_uniforms, judged, accepted, bonus, draft.confidence,
+                    draft.first_guess,
                 ) if record else ()
             verdicts.append(Verdict(
                 row.id, contexts[i], row.anchor, draft.proposed, k, accepted, recorded, tuple(emitted),
@@ -227,18 +229,14 @@ def play_round(
     return Played(round_, going_on, out.taps[len(active):] if taps else [None] * len(chunks))
 
 
-def _warped(logits: torch.Tensor, settings: Settings) -> torch.Tensor:
-    return warp(logits, settings.temperature, settings.top_k, settings.top_p)
-
-
 @dataclass(frozen=True)
 class _Draft:
     """One row's share of a Proposal, as far as it goes to the verify pass."""
 
     proposed: int
     tokens: list[int]
-    probs: torch.Tensor
-    logits: torch.Tensor | None
+    probs: Rows
+    logits: Rows | None
     confidence: list[float] | None
     first_guess: list[int] | None
 
@@ -277,7 +275,7 @@ def _plain_step(
         out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
     with timer.section("draw"):
         for row, logits in zip(rows, out.logits):
-            draw(_warped(logits[0], settings), uniform(row.seed, row.rounds, 0, "bonus"))
+            draw(Warped(logits, settings)[0], uniform(row.seed, row.rounds, 0, "bonus"))
     for row, length in zip(rows, contexts):
         cache.truncate(row.id, length)
     forward = timer.seconds("forward")

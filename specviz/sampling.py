@@ -11,8 +11,12 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from specviz.lazy import Rows
 
 STREAMS = {"draft": 0, "accept": 1, "bonus": 2}
 
@@ -39,17 +43,32 @@ def warp(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float 
         )
     scaled = logits.double() / temperature
     if 0 < top_k < logits.shape[-1]:
-        smallest_kept = scaled.topk(top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < smallest_kept, -torch.inf)
+        smallest_kept = logits.topk(top_k, dim=-1).values[..., -1:]
+        scaled = scaled.masked_fill_(logits < smallest_kept, -torch.inf)
     probs = scaled.softmax(-1)
     if top_p < 1.0:
-        descending = probs.sort(dim=-1, descending=True).values
-        # the first place where the running sum reaches top_p is still kept
-        reached = descending.cumsum(-1) - descending >= top_p
+        descending, reached = _nucleus(probs, top_p)
         smallest_kept = descending.masked_fill(reached, torch.inf).amin(-1, keepdim=True)
         probs = probs.masked_fill(probs < smallest_kept, 0.0)
         probs = probs / probs.sum(-1, keepdim=True)
     return probs
+
+
+_LIKELIEST = 512
+"""How many of the likeliest tokens are sorted to find the nucleus; all are if that does not hold it."""
+
+
+def _nucleus(probs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The largest of probs [..., V] in descending order, and which of them lie past the place where their running sum
+    first reaches top_p. Both [..., n] with n large enough."""
+    for n in (_LIKELIEST, probs.shape[-1]):
+        if n <= probs.shape[-1]:
+            descending = probs.topk(n, dim=-1).values
+            # the first place where the running sum reaches top_p is still kept
+            reached = descending.cumsum(-1) - descending >= top_p
+            if bool(reached[..., -1].all()):
+                break
+    return descending, reached
 
 
 def draw(probs: torch.Tensor, u: float) -> int:
@@ -86,16 +105,16 @@ class Judgement:
 
 
 def judge(
-    target_probs: torch.Tensor,
-    draft_probs: torch.Tensor,
+    target_probs: Rows,
+    draft_probs: Rows,
     draft_tokens: Sequence[int],
     accept_uniforms: Sequence[float],
     bonus_uniform: float,
 ) -> Judgement:
     """Judge K drafts in order and draw the bonus token.
 
-    target_probs [K + 1, V], draft_probs [K, V], draft_tokens and accept_uniforms [K]. The first rejection
-    stops the chain: the token there is drawn from the leftover and later drafts are never looked at.
+    target_probs [K + 1, V], draft_probs [K, V], tensors or read like them; draft_tokens and accept_uniforms [K]. The
+    first rejection stops the chain: the token there is drawn from the leftover and later drafts are never looked at.
     """
     for slot, token in enumerate(draft_tokens):
         p, q = float(target_probs[slot, token]), float(draft_probs[slot, token])

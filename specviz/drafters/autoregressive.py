@@ -8,8 +8,8 @@ import torch
 
 from specviz.costs import pass_cost
 from specviz.drafters.base import Proposal, Request
+from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.models.causal import CausalModel
-from specviz.sampling import draw, warp
 from specviz.trace import MAX_K, Cost, Settings
 
 
@@ -23,9 +23,14 @@ class AutoregressiveDrafter:
     def __init__(
         self, model: CausalModel, vocab_size: int, settings: Settings,
         name: str = "autoregressive", label: str = "autoregressive: a small model drafts one token at a time",
+        draft_ids: torch.Tensor | None = None,
     ):
-        """vocab_size: the target's. Ids that only the model has are never proposed."""
-        self.model, self.vocab_size, self.settings = model, vocab_size, settings
+        """vocab_size: the target's. draft_ids: the target's tokens that the model's logits are of; without it they are
+        those of the target itself, and ids that only one of the two has are never proposed."""
+        self.model, self.settings = model, settings
+        if draft_ids is None:
+            draft_ids = torch.arange(min(vocab_size, model.vocab_size))
+        self.vocabulary = DraftVocabulary(draft_ids.to(model.device), vocab_size)
         self.name, self.label = name, label
         self._cache = model.new_cache()
         self._texts: dict[int, list[int]] = {}
@@ -40,6 +45,7 @@ class AutoregressiveDrafter:
         if len(prompt) > 1:
             self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
 
+    @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
         tokens: list[list[int]] = [[] for _ in requests]
         probs: list[list[torch.Tensor]] = [[] for _ in requests]
@@ -57,17 +63,17 @@ class AutoregressiveDrafter:
             for (i, fed), row_logits in zip(feed.items(), out.logits):
                 request, slot = requests[i], len(tokens[i])
                 self._forwarded[request.row] += fed
-                raw = self._fit(row_logits[0])
-                q = warp(raw, self.settings.temperature, self.settings.top_k, self.settings.top_p)
-                token = draw(q, request.uniforms[slot])
-                tokens[i].append(token)
+                raw = row_logits[:, : len(self.vocabulary)]
+                token, q = self.vocabulary.choose(raw, self.settings, request.uniforms[slot: slot + 1])
+                tokens[i] += token
                 probs[i].append(q)
                 logits[i].append(raw)
                 if len(tokens[i]) < request.k:
-                    following[i] = [token]
+                    following[i] = token
             feed = following
         return Proposal(
-            tokens, [torch.stack(p) for p in probs], [torch.stack(x) for x in logits], forwarded, Cost(flops, moved)
+            tokens, [self.vocabulary.spread_probs(torch.cat(q)) for q in probs],
+            [self.vocabulary.spread_logits(torch.cat(x)) for x in logits], forwarded, Cost(flops, moved),
         )
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
@@ -75,13 +81,6 @@ class AutoregressiveDrafter:
         cost acceptance and nothing else, since q is what the drafter says after it."""
         size = self.model.embedding.shape[0]
         return [token if token < size else 0 for token in tokens]
-
-    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
-        """[V of the drafter] -> [V of the target]: padding ids that only one of them has are never drafted."""
-        missing = self.vocab_size - len(logits)
-        if missing > 0:
-            return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
-        return logits[: self.vocab_size]
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
         text, cached = self._texts[row], self._forwarded[row]

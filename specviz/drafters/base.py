@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from specviz.lazy import Rows
 from specviz.trace import Cost
 
 
@@ -28,10 +29,11 @@ class Proposal:
 
     tokens: list[list[int]]
     """K_r token ids each."""
-    draft_probs: list[torch.Tensor]
-    """[K_r, V] float64 each: the very distributions that the tokens were drawn from; one-hot if they
-    were chosen without chance. They must not depend on any of the target's randomness."""
-    draft_logits: list[torch.Tensor | None]
+    draft_probs: list[Rows]
+    """[K_r, V] float64 each, as a tensor or in a form that is read like one: the very distributions that the tokens
+    were drawn from; one-hot if they were chosen without chance. They must not depend on any of the target's
+    randomness."""
+    draft_logits: list[Rows | None]
     """[K_r, V] float32 raw logits (-inf outside the drafter's vocabulary), or None for a lookup."""
     draft_tokens: int
     """Positions that the drafter forwarded for this proposal."""

@@ -9,15 +9,14 @@ survives, given that all before it did. Knows no training.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
-from torch.nn import functional
 
 from specviz.drafters.base import Proposal, Request
-from specviz.drafters.parallel import BlockNet, ParallelDrafter
+from specviz.drafters.parallel import BlockNet, ParallelDrafter, split
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
-from specviz.sampling import draw, warp
 from specviz.trace import Cost, Settings
 
 
@@ -46,45 +45,38 @@ class HybridDrafter(ParallelDrafter):
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
         counts = [min(r.k, self.max_k) for r in requests]
-        hidden = self._hidden(requests, counts)
-        guesses = functional.linear(hidden, self.head).argmax(-1)  # what the parallel pass alone would propose
-        first = [self.net.draft_ids[g].tolist() for g in guesses.split(counts)]
-        states = hidden.split(counts)
-        serial, s = self.net.serial, self.settings
-        tokens: list[list[int]] = [[] for _ in requests]
-        probs: list[list[torch.Tensor]] = [[] for _ in requests]
-        raw: list[list[torch.Tensor]] = [[] for _ in requests]
-        confidence: list[list[float]] = [[] for _ in requests]
+        lean, serial, vocabulary = self.lean, self.lean.serial, self.vocabulary
+        states = self._hidden(requests, counts)
+        logits = lean.head(states)  # [sum K, Vd]: what the parallel pass alone would say
+        first_guess, _ = vocabulary.likeliest(logits)
+        prepared = serial.prepare(states)
+        starts = [end - n for end, n in zip(accumulate(counts), counts)]
+        # A row's text: the token before its anchor, the anchor, its drafts.
+        texts = [[self._before[r.row], r.anchor] for r in requests]
+        q = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
         for slot in range(max(counts)):
             going = [i for i, n in enumerate(counts) if slot < n]
-            history = [[self._before[requests[i].row], requests[i].anchor, *tokens[i]] for i in going]
-            previous = self.target.embedding[[h[-1] for h in history]].float()
-            before = self.target.embedding[[h[-2] for h in history]].float()
-            mended = torch.stack([states[i][slot] for i in going])
+            at = [starts[i] + slot for i in going]
             if slot:  # the first slot knows its neighbour, the anchor, already
-                mended = serial(mended, previous, before)
-            logits = functional.linear(mended, self.head)
-            log_peak = logits.amax(-1) - logits.logsumexp(-1)
-            sure = torch.sigmoid(serial.confidence_logits(mended, previous, log_peak) / serial.temperatures[slot])
-            full = self._scatter(logits)
-            if s.temperature > 0:
-                q = warp(full, s.temperature, s.top_k, s.top_p)
-                chosen = [draw(row, requests[i].uniforms[slot]) for i, row in zip(going, q)]
-            else:
-                q, chosen = self._likeliest(logits)
-            for i, token, row_q, row_raw, c in zip(going, chosen, q, full, sure.tolist()):
-                tokens[i].append(token)
-                probs[i].append(row_q)
-                raw[i].append(row_raw)
-                confidence[i].append(c)
-        return Proposal(tokens, [torch.stack(p) for p in probs], [torch.stack(x) for x in raw], sum(counts),
-                        self._cost(requests, counts), confidence, first)
+                states[at] = mended = serial.mend(prepared[at], [texts[i][-1] for i in going],
+                                                  [texts[i][-2] for i in going])
+                logits[at] = lean.head(mended)
+            chosen, q[at] = vocabulary.choose(logits[at], self.settings, [requests[i].uniforms[slot] for i in going])
+            for i, token in zip(going, chosen):
+                texts[i].append(token)
+        slots = torch.tensor([slot for n in counts for slot in range(n)], device=logits.device)
+        sure = serial.confidence(states, [t for text in texts for t in text[1:-1]], logits, slots)
+        return self._proposal(
+            requests, counts, [t for text in texts for t in text[2:]], q, logits,
+            confidence=split(sure, counts), first_guess=split(first_guess, counts),
+        )
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """The block pass, and the serial head with one more pass over the draft vocabulary's head per slot."""
         block = super()._cost(requests, counts)
-        serial = sum(p.numel() for p in self.net.serial.parameters()) + self.head.numel()
-        return Cost(block.flops + 2 * serial * sum(counts), block.bytes + 4 * serial * max(counts))
+        serial = sum(p.numel() for p in self.net.serial.parameters()) + self.lean.head.weight.numel()
+        width = self.lean.form.dtype.itemsize
+        return Cost(block.flops + 2 * serial * sum(counts), block.bytes + width * serial * max(counts))
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
         super().commit(row, emitted, taps)

@@ -14,16 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from specviz.costs import ModelShape, pass_cost
+from specviz.costs import pass_cost
 from specviz.drafters.base import Proposal, Request
+from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
-from specviz.sampling import draw, warp
 from specviz.trace import Cost, Settings
 
 
@@ -191,18 +193,6 @@ class SerialHead(nn.Module):
         return self.confidence(torch.cat([*parts, log_peak.float().unsqueeze(-1)], -1))[..., 0].float()
 
 
-class _RowContext:
-    """Keys and values of one row's context, per layer, and the state of its last token."""
-
-    def __init__(self, net: BlockNet, capacity: int, like: torch.Tensor):
-        c = net.config
-        shape = (c.layers, capacity, c.kv_heads, c.head_dim)
-        self.keys = torch.empty(shape, device=like.device)
-        self.values = torch.empty(shape, device=like.device)
-        self.length = 0
-        self.last = torch.zeros(c.hidden_size, device=like.device)
-
-
 class ParallelDrafter:
     """Proposes the most likely token of every slot at once; q is one-hot, so a draft is accepted with p.
 
@@ -227,112 +217,86 @@ class ParallelDrafter:
             f"parallel: {c.layers} layers draft a block at once from {len(c.taps)} of the target's layers; "
             + ("each slot drawn by itself" if sampled else "the likeliest token per slot, q is one-hot")
         )
-        self.head = draft_head(target, net)
-        self._rows: dict[int, _RowContext] = {}
+        self.lean = _lean(net, target)
+        self.vocabulary = DraftVocabulary(net.draft_ids, target.vocab_size)
+        self._cache = self.lean.new_cache()
+        self._taps: dict[int, list[torch.Tensor]] = {}
+        """Of context tokens that are not in the cache yet; they enter it together, when next the row drafts."""
+        self._last: dict[int, torch.Tensor] = {}
+        """The state of each row's last context token."""
 
     @torch.inference_mode()
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
-        self._rows[row] = _RowContext(self.net, capacity, self.target.embedding)
-        self._append(row, taps)
+        self._cache.add(row, capacity + self.max_k)
+        self._taps[row] = [] if taps is None or not len(taps) else [taps]
+        self._last[row] = torch.zeros(self.net.config.hidden_size, device=self.target.device)
+        self._absorb([row])
 
-    def _append(self, row: int, taps: torch.Tensor | None) -> None:
-        """Fuse the taps [n, len(taps) * D] of new context tokens into the row's keys and values."""
-        if taps is None or not len(taps):
+    def _absorb(self, rows: Sequence[int]) -> None:
+        """Bring the waiting taps of the rows into their context, in one pass."""
+        rows = [row for row in rows if self._taps[row]]
+        if not rows:
             return
-        at = self._rows[row]
-        states = self.net.fused(taps)
-        end = at.length + len(states)
-        rope = self.net.rope(torch.arange(at.length, end, device=states.device))
-        for i, layer in enumerate(self.net.layers):
-            at.keys[i, at.length: end], at.values[i, at.length: end] = layer.keys_values(states, rope)
-        at.length, at.last = end, states[-1]
+        taps = [torch.cat(self._taps[row]) if len(self._taps[row]) > 1 else self._taps[row][0] for row in rows]
+        self._last |= zip(rows, self.lean.absorb(self._cache, rows, taps))
+        self._taps |= {row: [] for row in rows}
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
         counts = [min(r.k, self.max_k) for r in requests]
-        hidden = self._hidden(requests, counts)
-        logits = functional.linear(hidden, self.head)  # [sum K, Vd]
-        tokens, probs, raw = [], [], []
-        for request, rows in zip(requests, logits.split(counts)):
-            full = self._scatter(rows)
-            if self.sampled and self.settings.temperature > 0:
-                q = warp(full, self.settings.temperature, self.settings.top_k, self.settings.top_p)
-                chosen = [draw(slot, u) for slot, u in zip(q, request.uniforms)]
-            else:
-                q, chosen = self._likeliest(rows)
-            tokens.append(chosen)
-            probs.append(q)
-            raw.append(full)
-        return Proposal(tokens, probs, raw, sum(counts), self._cost(requests, counts))
+        logits = self.lean.head(self._hidden(requests, counts))  # [sum K, Vd]
+        if self.sampled:
+            tokens, q = self.vocabulary.choose(logits, self.settings, _uniforms(requests, counts))
+        else:
+            tokens, q = self.vocabulary.likeliest(logits)
+        return self._proposal(requests, counts, tokens, q, logits)
 
-    def _likeliest(self, rows: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
-        """Logits over the draft vocabulary [K, Vd] -> one-hot q [K, V] and its tokens. No draw is needed, and to run
-        one over the target's whole vocabulary would cost more than the draft itself."""
-        chosen = self.net.draft_ids[rows.argmax(-1)]
-        q = torch.zeros(len(rows), self.target.vocab_size, dtype=torch.float64, device=rows.device)
-        q[torch.arange(len(rows), device=rows.device), chosen] = 1.0
-        return q, chosen.tolist()
+    def _proposal(
+        self, requests: Sequence[Request], counts: list[int], tokens: list[int], q: torch.Tensor, logits: torch.Tensor,
+        **more: list,
+    ) -> Proposal:
+        """From what was drafted for all rows together: tokens [sum K], q and logits [sum K, Vd]."""
+        spread = self.vocabulary
+        return Proposal(
+            split(tokens, counts), [spread.spread_probs(rows) for rows in q.split(counts)],
+            [spread.spread_logits(rows) for rows in logits.split(counts)], sum(counts), self._cost(requests, counts),
+            **more,
+        )
 
+    @torch.inference_mode()
     def _hidden(self, requests: Sequence[Request], counts: list[int]) -> torch.Tensor:
         """The block pass over all rows, packed: final-normed states [sum K, D]."""
-        net = self.net
-        contexts = [self._rows[r.row] for r in requests]
-        anchors = self.target.embedding[[r.anchor for r in requests]].float()
-        inputs = net.block_inputs(anchors, torch.stack([c.last for c in contexts]), max(counts))
-        x = torch.cat([block[:n] for block, n in zip(inputs, counts)])
-        positions = torch.cat([torch.arange(c.length, c.length + n) for c, n in zip(contexts, counts)])
-        rope = net.rope(positions.to(x.device))
-        for i, layer in enumerate(net.layers):
-            q = layer.queries(x, rope)
-            k, v = layer.keys_values(x, rope)
-            attended = []
-            for at, qr, kr, vr in zip(contexts, q.split(counts), k.split(counts), v.split(counts)):
-                keys = torch.cat([at.keys[i, : at.length], kr]).transpose(0, 1)  # [kv_heads, context + K, d]
-                values = torch.cat([at.values[i, : at.length], vr]).transpose(0, 1)
-                attended.append(_attend(qr, keys, values))
-            x = layer.finish(x, torch.cat(attended))
-        return net.norm(x)
-
-    def _scatter(self, rows: torch.Tensor) -> torch.Tensor:
-        """Logits over the draft vocabulary [K, Vd] -> over the target's [K, V], -inf outside."""
-        full = torch.full((len(rows), self.target.vocab_size), -torch.inf, device=rows.device)
-        full[:, self.net.draft_ids] = rows.float()
-        return full
+        rows = [r.row for r in requests]
+        self._absorb(rows)
+        last = torch.stack([self._last[row] for row in rows])
+        return self.lean.states(self._cache, rows, [r.anchor for r in requests], last, counts)
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """Of the block pass; the injection of the few new context tokens is small beside it and left out."""
-        return pass_cost(block_shape(self.net), counts, [self._rows[r.row].length for r in requests], sum(counts))
+        return pass_cost(self.lean.shape, counts, [self._cache.lengths[r.row] for r in requests], sum(counts))
 
-    @torch.inference_mode()
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
-        self._append(row, taps)
+        if taps is not None and len(taps):
+            self._taps[row].append(taps)
 
     def drop(self, row: int) -> None:
-        del self._rows[row]
+        self._cache.drop(row)
+        del self._taps[row], self._last[row]
 
 
-def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """q [K, heads, d] over keys and values [kv_heads, T, d], nothing masked -> [K, heads, d]."""
-    slots, heads, dim = q.shape
-    group = heads // len(keys)
-    # heads that share a KV head become further queries of it
-    q = q.reshape(slots, len(keys), group, dim).permute(1, 2, 0, 3).reshape(1, len(keys), group * slots, dim)
-    out = functional.scaled_dot_product_attention(q, keys[None], values[None])[0]
-    return out.reshape(len(keys), group, slots, dim).permute(2, 0, 1, 3).reshape(slots, heads, dim)
+def split(packed: list, counts: Sequence[int]) -> list[list]:
+    """A list of sum(counts) values as one list per row."""
+    ends = list(accumulate(counts))
+    return [packed[end - n: end] for end, n in zip(ends, counts)]
 
 
-def draft_head(target: CausalModel, net: BlockNet) -> torch.Tensor:
-    """The target's head rows of the draft vocabulary, [Vd, D] float32: one copy per net, kept on it."""
-    held = getattr(net, "_head", None)
+def _uniforms(requests: Sequence[Request], counts: Sequence[int]) -> list[float]:
+    return [u for request, n in zip(requests, counts) for u in request.uniforms[:n]]
+
+
+def _lean(net: BlockNet, target: CausalModel) -> LeanBlock:
+    """One for each net and target, kept on the net."""
+    held = getattr(net, "_lean", None)
     if held is None or held[0] is not target.head:
-        held = (target.head, target.head[net.draft_ids].float().contiguous())
-        net._head = held
+        held = net._lean = (target.head, LeanBlock(net, target))
     return held[1]
-
-
-def block_shape(net: BlockNet) -> ModelShape:
-    """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
-    c = net.config
-    extra = net.anchor_in.weight.numel() + net.mask_in.weight.numel() + net.masks.numel()
-    return ModelShape("block drafter", c.layers, c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.ffn,
-                      len(net.draft_ids), small_weights=extra)

@@ -26,21 +26,14 @@ _NAMES = {
 
 
 class TrainedAutoregressiveDrafter(AutoregressiveDrafter):
-    """Drafts like any autoregressive drafter; its logits over the draft vocabulary are spread over the target's."""
+    """Drafts like any autoregressive drafter; its head is cut to a draft vocabulary."""
 
     def __init__(self, model: CausalModel, draft_ids: torch.Tensor, target: CausalModel, settings: Settings):
         """model: from `load_module`, shared between runs; draft_ids [Vd]."""
         super().__init__(
             model, target.vocab_size, settings, "autoregressive",
-            f"autoregressive: a trained model of {model.layers} layers drafts one token at a time",
+            f"autoregressive: a trained model of {model.layers} layers drafts one token at a time", draft_ids,
         )
-        self.draft_ids = draft_ids.to(model.device)
-
-    def _fit(self, logits: torch.Tensor) -> torch.Tensor:
-        """[Vd] -> [V], -inf outside the draft vocabulary."""
-        full = torch.full((self.vocab_size,), -torch.inf, device=logits.device)
-        full[self.draft_ids] = logits.float()
-        return full
 
 
 def load_module(folder: Path, target: CausalModel) -> tuple[LlamaForCausalLM, torch.Tensor]:

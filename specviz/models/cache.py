@@ -23,8 +23,10 @@ class Group:
     """The rows' slots in the store."""
     columns: int
     """The longest row's length after the pass: what is read of the store."""
-    positions: torch.Tensor
-    """[G, n] position of each new token in its own row."""
+    whole: bool
+    """Each new token sees every column that is read."""
+    last_seen: torch.Tensor
+    """[G, n] the last position of its row that each new token sees: its own or, in a block, that of the last token."""
 
 
 @dataclass
@@ -35,6 +37,8 @@ class Pass:
     """[N]"""
     position_of: torch.Tensor
     """[N]"""
+    span: tuple[int, int, int] | None
+    """Of a pass of one row: its slot and the columns from and to which it is written."""
     groups: list[Group]
     cache: RaggedCache
     masks: dict[tuple[int, int | None, int], torch.Tensor | None]
@@ -78,9 +82,9 @@ class RaggedCache:
         self._free.sort()
         del self.lengths[row]
 
-    def plan(self, rows: list[int], counts: list[int]) -> Pass:
+    def plan(self, rows: list[int], counts: list[int], causal: bool = True) -> Pass:
         """The pass that brings counts[i] new tokens to rows[i], packed in this order. Lengths are raised
-        at once: the pass must then be run."""
+        at once: the pass must then be run. causal False: the new tokens of a row all see each other."""
         starts, slot_of, position_of, by_count = [], [], [], {}
         packed = 0
         for row, count in zip(rows, counts):
@@ -101,13 +105,16 @@ class RaggedCache:
             first = torch.tensor([start for _, start, _ in members], **long)
             tokens = first[:, None] + torch.arange(count, device=self.device)
             consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
+            own = positions[tokens]
             groups.append(Group(
                 tokens,
                 slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(slots, **long),
                 max(length for _, _, length in members) + count,
-                positions[tokens],
+                len({length for _, _, length in members}) == 1 and (count == 1 or not causal),
+                own if causal else own[:, -1:].expand_as(own),
             ))
-        return Pass(torch.tensor(slot_of, **long), positions, groups, self, {})
+        span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
+        return Pass(torch.tensor(slot_of, **long), positions, span, groups, self, {})
 
     def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [N, kv_heads, head_dim] of the pass's tokens."""
@@ -115,7 +122,11 @@ class RaggedCache:
             old = store[layer]
             if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._capacity:
                 store[layer] = old = self._grown(old, new)
-            old[plan.slot_of, :, plan.position_of] = new
+            if plan.span is None:
+                old[plan.slot_of, :, plan.position_of] = new
+            else:  # the same by a plain copy: a third of the time
+                slot, start, end = plan.span
+                old[slot, :, start:end] = new.transpose(0, 1)
 
     def _grown(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         shape = (self._slot_count, new.shape[1], self._capacity, new.shape[2])
@@ -134,14 +145,17 @@ class RaggedCache:
 
     def mask(self, plan: Pass, index: int, window: int | None, repeats: int) -> torch.Tensor | None:
         """Which stored columns each new token of a group sees: [G, 1, repeats * n, columns] of bool, or None for all.
-        Column j is seen by the token at position i if j <= i, and i - j < window where there is one."""
+        Column j is seen by the token whose last seen position is i if j <= i, and i - j < window where there is one."""
+        if window is None and plan.groups[index].whole:
+            return None
         key = (index, window, repeats)
         if key not in plan.masks:
             group = plan.groups[index]
             column = torch.arange(group.columns, device=self.device)
-            seen = column <= group.positions[..., None]
+            last = group.last_seen[..., None]
+            seen = column <= last
             if window is not None:
-                seen &= group.positions[..., None] - column < window
+                seen &= last - column < window
             plan.masks[key] = None if bool(seen.all()) else seen[:, None].repeat(1, 1, repeats, 1)
         return plan.masks[key]
 

@@ -83,7 +83,9 @@ class Output:
 class CausalModel:
     """Shared weights. `lock` is held for one forward at a time; caches belong to the runs."""
 
-    def __init__(self, module: torch.nn.Module, weight_bytes: float | None = None):
+    def __init__(self, module: torch.nn.Module, narrow: bool = False):
+        """narrow: the matrices of a float32 model may be held in bfloat16 or int8 where that is faster: for drafters,
+        whose q is that of the very products they make."""
         self.module = module.eval().requires_grad_(False)
         self.config = module.config.get_text_config()
         self.lock = threading.Lock()
@@ -99,13 +101,13 @@ class CausalModel:
         self.hidden_size: int = self.config.hidden_size
         self.blocks = _decoder_blocks(module)
         self.layers = len(self.blocks)
-        size = parameter.element_size()
-        self.shape = ModelShape.from_config(self.config, weight_bytes=weight_bytes or size, cache_bytes=size)
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         module.set_attn_implementation(ATTENTION)
-        self._lean = LeanLlama(module) if serves(module) else None
+        self._lean = LeanLlama(module, narrow) if serves(module) else None
         self.graphs = graphs_of(self, self._lean)
         """CUDA graphs of its passes, on a CUDA GPU only."""
+        held = self.dtype if self._lean is None else self._lean.form.dtype
+        self.shape = ModelShape.from_config(self.config, held.itemsize, self.dtype.itemsize)
 
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text, from the generation config and the config."""

@@ -3,29 +3,45 @@
 The stock fp32 product streams weights at a fraction of the memory's speed and gets slower from one row to two.
 oneDNN's product on weights in its own blocked order is nearly flat over the rows of a verify pass, which is what
 makes checking K drafts cost about as much as one step. Which of the two is faster is measured once per model and
-number of rows. The operators are those that torch's own compiler uses; where they are missing the stock product
-serves. Knows no model.
+number of rows. A drafter's matrices may also be held in bfloat16 or int8, where that is faster: fewer bytes to stream.
+The operators are those that torch's own compiler uses; where they are missing the stock product serves. Knows no model.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.nn import functional
 
+from specviz.hardware.memory import free_memory_bytes
+
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are measured; others go by the next larger one, more than the last by the last."""
 _REPEATS = 5
+_SMALL_BYTES = 16 * 2**20
+"""Smaller weights fit the processor's cache: nothing to gain from another order of them."""
+_STREAMED_BYTES = 96 * 2**20
+"""How much weight is timed at a time: more than a processor's cache holds."""
 
 
 def can_pack(weight: torch.Tensor) -> bool:
     """Whether this weight can have a reordered copy: dense fp32 or bf16 on a CPU that oneDNN serves."""
-    return (
-        weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
-        and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_reorder_linear_weight")
-    )
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return weight.dtype == torch.float32
+
+
+def can_hold_int8(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether Int8Linear serves these weights: its operator reads inputs in blocks of 32 and does not check."""
+    there = hasattr(torch, "_weight_int8pack_mm")
+    return there and all(w.device.type == "cpu" and w.shape[1] % 32 == 0 for w in weights)
 
 
 class Linear:
@@ -35,13 +51,75 @@ class Linear:
         """use_packed: for each of SIZES whether the reordered copy is the faster; () makes no copy."""
         self.weight = weight
         self._use_packed = tuple(use_packed)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8) if any(use_packed) else None
+        self._packed = _packed(weight) if any(use_packed) else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [N, in] -> [N, out]"""
+        """x [N, in] -> [N, out], of x's type whatever the weight's."""
+        rows = x.to(self.weight.dtype)
         if self._packed is None or not self._use_packed[_bucket(len(x))]:
-            return functional.linear(x, self.weight)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, None, "none", [], "")
+            return functional.linear(rows, self.weight).to(x.dtype)
+        return _product(rows, self._packed).to(x.dtype)
+
+
+class Int8Linear:
+    """Multiplies by one weight [out, in] held as int8 with a scale per row, on inputs in bfloat16. A row of the result
+    does not depend on how many rows there are."""
+
+    def __init__(self, weight: torch.Tensor):
+        scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
+        self.weight = (weight.float() / scale[:, None]).round().to(torch.int8)
+        self._scale = scale.bfloat16()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, in] -> [N, out], of x's type."""
+        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self._scale).to(x.dtype)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the matrices of a model are held and multiplied."""
+
+    dtype: torch.dtype
+    use_packed: tuple[bool, ...] = ()
+    """As in Linear"""
+
+    def linear(self, weight: torch.Tensor) -> Linear | Int8Linear:
+        """A product by this weight [out, in], in this form."""
+        if self.dtype == torch.int8:
+            return Int8Linear(weight.detach())
+        return Linear(weight.detach().to(self.dtype), self.use_packed)
+
+
+def choose(
+    weights: Sequence[torch.Tensor], total_bytes: int, others: Sequence[torch.dtype] = (), rows: Sequence[int] = (1,)
+) -> Form:
+    """The form for a model of total_bytes, found by timing some of its weights: give at least _STREAMED_BYTES of them
+    where there are so many.
+
+    others: types that float32 weights may be held in instead, if that is faster for these numbers of rows. Small models
+    stay as they are, and so do those whose copies would take too much of the free memory.
+    """
+    own = weights[0].dtype
+    if total_bytes < _SMALL_BYTES or not all(map(can_pack, weights)):
+        return Form(own)
+    if 2 * total_bytes > free_memory_bytes(weights[0].device.type):
+        return Form(own)
+    enough, size = [], 0
+    for weight in weights:
+        if size < _STREAMED_BYTES:
+            enough.append(weight)
+            size += weight.nbytes
+    types = [own]
+    if own == torch.float32:
+        types += [t for t in others if (can_hold_int8(weights) if t == torch.int8 else can_pack(weights[0].to(t)))]
+    best = own
+    if len(types) > 1:
+        def cost(dtype: torch.dtype) -> float:
+            layers = [Form(dtype, (True,) * len(SIZES)).linear(w) for w in enough]
+            return sum(_seconds(layers, own, n) for n in rows)
+
+        best = min(types, key=cost)
+    return Form(best) if best == torch.int8 else Form(best, measure([w.to(best) for w in enough]))
 
 
 def measure(weights: Sequence[torch.Tensor]) -> tuple[bool, ...]:
@@ -54,20 +132,28 @@ def measure(weights: Sequence[torch.Tensor]) -> tuple[bool, ...]:
         return ()
     stock = [Linear(w) for w in weights]
     packed = [Linear(w, (True,) * len(SIZES)) for w in weights]
-    faster = []
-    for size in SIZES:
-        x = [torch.randn(size, w.shape[1], dtype=w.dtype) for w in weights]
-        seconds = []
-        for layers in (stock, packed):
-            best = float("inf")
-            for _ in range(_REPEATS):
-                started = time.perf_counter()
-                for layer, rows in zip(layers, x):
-                    layer(rows)
-                best = min(best, time.perf_counter() - started)
-            seconds.append(best)
-        faster.append(seconds[1] < seconds[0])
-    return tuple(faster)
+    dtype = weights[0].dtype
+    return tuple(_seconds(packed, dtype, size) < _seconds(stock, dtype, size) for size in SIZES)
+
+
+def _seconds(layers: Sequence[Linear | Int8Linear], dtype: torch.dtype, rows: int) -> float:
+    """The shortest time that one product by each of the layers took, on inputs of this type."""
+    inputs = [torch.randn(rows, layer.weight.shape[1], dtype=dtype) for layer in layers]
+    best = float("inf")
+    for _ in range(_REPEATS):
+        started = time.perf_counter()
+        for x, layer in zip(inputs, layers):
+            layer(x)
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def _packed(weight: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 8)
+
+
+def _product(x: torch.Tensor, packed: torch.Tensor) -> torch.Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 def _bucket(rows: int) -> int:

@@ -15,13 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from specviz.models.kernels import Linear, can_pack, measure
-from specviz.models.needs import free_memory_bytes
+from specviz.models.kernels import Form, Linear, choose
 
-_SMALL_BYTES = 16 * 2**20
-"""A smaller model fits the processor's cache: nothing to gain from another order of its weights."""
-_STREAMED_BYTES = 96 * 2**20
-"""How much weight is timed at a time: more than a processor's cache holds."""
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [N, heads, d], key [N, kv_heads, d], value [N, kv_heads, d]) -> [N, heads, d]"""
 
@@ -41,19 +36,19 @@ class Block:
 class LeanLlama:
     """A forward over packed tokens. The module's own matrices become views of the merged ones: none is held twice."""
 
-    def __init__(self, module: torch.nn.Module):
+    def __init__(self, module: torch.nn.Module, narrow: bool = False):
+        """narrow: its matrices may be held in bfloat16 or int8 where that is faster for one row."""
         config, base = module.config, module.model
         self.embedding = module.get_input_embeddings().weight
         self.norm = base.norm.weight
         self.eps: float = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim: int = base.layers[0].self_attn.head_dim
-        # Products are timed on the down projections, some layers together being larger than any cache.
-        kernels = _kernels(module)
-        self.head = Linear(module.get_output_embeddings().weight, kernels)
-        self.blocks = [_merge(layer, kernels) for layer in base.layers]
-        self._rotary = base.rotary_emb
-        self._tables = (torch.empty(0), torch.empty(0))
+        self.form = choose([p for p in base.layers.parameters() if p.ndim == 2],
+                           sum(p.nbytes for p in module.parameters()), (torch.bfloat16, torch.int8) if narrow else ())
+        self.head = self.form.linear(module.get_output_embeddings().weight)
+        self.blocks = [_merge(layer, self.form) for layer in base.layers]
+        self._turns = Turns(lambda positions: base.rotary_emb(self.embedding[:1], positions[None]))
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
@@ -63,36 +58,47 @@ class LeanLlama:
         longest: no position exceeds it (None: they are looked through, for which a GPU must be waited for).
         Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped layers."""
         hidden = functional.embedding(tokens, self.embedding)
-        cos, sin = self._rows(positions, longest)
+        cos, sin = self._turns.rows(positions, int(positions.max()) if longest is None else longest)
         tapped = {}
         turned = self.heads + self.kv_heads
         for layer, block in enumerate(self.blocks):
-            heads = block.qkv(_norm(hidden, block.norm_1, self.eps)).view(len(tokens), -1, self.dim)
-            rotated = heads[:, :turned]  # q and k turn together
-            rotated = torch.addcmul(rotated * cos, rotated.roll(self.dim // 2, -1), sin)
+            heads = block.qkv(norm(hidden, block.norm_1, self.eps)).view(len(tokens), -1, self.dim)
+            rotated = turn(heads[:, :turned], cos, sin)  # q and k together
             mixed = attend(layer, rotated[:, : self.heads], rotated[:, self.heads:], heads[:, turned:])
             hidden = hidden + block.out(mixed.flatten(-2))
-            gate, up = block.gate_up(_norm(hidden, block.norm_2, self.eps)).chunk(2, dim=-1)
+            gate, up = block.gate_up(norm(hidden, block.norm_2, self.eps)).chunk(2, dim=-1)
             hidden = hidden + block.down(functional.silu(gate).mul_(up))
             if layer in taps:
                 tapped[layer] = hidden
         if keep is not None and len(keep) == 0:
             return None, tapped
         kept = hidden if keep is None else hidden[keep]
-        return self.head(_norm(kept, self.norm, self.eps)), tapped
+        return self.head(norm(kept, self.norm, self.eps)), tapped
 
-    def _rows(self, positions: torch.Tensor, longest: int | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin [N, 1, d] of the positions, from tables that grow by doubling."""
-        longest = (int(positions.max()) if longest is None else longest) + 1
-        if longest > len(self._tables[0]):
-            size = max(512, 1 << (longest - 1).bit_length())
-            every = torch.arange(size, device=positions.device)[None]
-            cos, sin = self._rotary(self.embedding[:1], every)  # [1, size, d]
+
+class Turns:
+    """Rotary position embedding by tables that are made once and grow by doubling."""
+
+    def __init__(self, make: Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]):
+        """make: positions [T] -> cos and sin [..., T, d], each half of d like the other (Llama's layout)."""
+        self._make = make
+        self._tables = (torch.empty(0), torch.empty(0))
+
+    def rows(self, positions: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin [N, 1, d] of the positions [N], none of which exceeds `longest`."""
+        if longest >= len(self._tables[0]):
+            every = torch.arange(max(512, 1 << longest.bit_length()), device=positions.device)
+            cos, sin = (table.reshape(len(every), -1) for table in self._make(every))
             # rotate_half(x) * sin = roll(x, d/2) * (sin with its first half negated)
-            sin = torch.cat((-sin[..., : self.dim // 2], sin[..., self.dim // 2:]), dim=-1)
-            self._tables = (cos[0], sin[0])
+            half = sin.shape[-1] // 2
+            self._tables = (cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=-1))
         cos, sin = self._tables
         return cos[positions][:, None], sin[positions][:, None]
+
+
+def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [N, heads, d] at the positions of the tables [N, 1, d] from Turns.rows."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
 def serves(module: torch.nn.Module) -> bool:
@@ -106,32 +112,25 @@ def serves(module: torch.nn.Module) -> bool:
     return rope.get("rope_type", "default") == "default" and getattr(config, "pretraining_tp", 1) == 1
 
 
-def _norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS norm of x [N, D]. In fp32 written out: on a CPU that takes half the time of the composite operator."""
+def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
+    """RMS norm of x [..., D], with a gain or without. In fp32 written out: on a CPU that takes half the time of the
+    composite operator."""
     if x.dtype != torch.float32:
         return functional.rms_norm(x, (x.shape[-1],), weight, eps)
     scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight)
+    normed = x * scale
+    return normed if weight is None else normed.mul_(weight)
 
 
-def _kernels(module: torch.nn.Module) -> tuple[bool, ...]:
-    """Which product to use for how many rows; () for the stock one, also where copies would take too much memory."""
-    weights = [layer.mlp.down_proj.weight for layer in module.model.layers]
-    size = sum(p.nbytes for p in module.parameters())
-    if size < _SMALL_BYTES or not can_pack(weights[0]) or 2 * size > free_memory_bytes(weights[0].device.type):
-        return ()
-    return measure(weights[: -(-_STREAMED_BYTES // weights[0].nbytes)])
-
-
-def _merge(layer: torch.nn.Module, kernels: tuple[bool, ...]) -> Block:
+def _merge(layer: torch.nn.Module, form: Form) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     return Block(
         layer.input_layernorm.weight,
-        Linear(_merged([attention.q_proj, attention.k_proj, attention.v_proj]), kernels),
-        Linear(attention.o_proj.weight, kernels),
+        form.linear(_merged([attention.q_proj, attention.k_proj, attention.v_proj])),
+        form.linear(attention.o_proj.weight),
         layer.post_attention_layernorm.weight,
-        Linear(_merged([mlp.gate_proj, mlp.up_proj]), kernels),
-        Linear(mlp.down_proj.weight, kernels),
+        form.linear(_merged([mlp.gate_proj, mlp.up_proj])),
+        form.linear(mlp.down_proj.weight),
     )
 
 

@@ -12,6 +12,7 @@ from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import BlockConfig, ParallelDrafter
 from specviz.errors import FetchError, PairError
+from specviz.lazy import whole
 from specviz.models.causal import CausalModel
 from specviz.orders import trained
 from specviz.trace import Settings
@@ -44,7 +45,7 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
     with torch.no_grad():
         mended = drafter.net.serial(hidden, target.embedding[text[n - 1: n + 3]], target.embedding[text[n - 2: n + 2]])
     mended[0] = hidden[0]  # the first slot needs no mending
-    assert torch.allclose(mended @ drafter.head.T, out.draft_logits[0][:, DRAFT_IDS], atol=1e-4)
+    assert torch.allclose(drafter.lean.head(mended), whole(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 def test_the_token_before_the_anchor_is_tracked_through_commits(target):  # noqa: F811
@@ -102,13 +103,13 @@ def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_mode
     from transformers import AutoModelForCausalLM
 
     trained_autoregressive.export(tmp_path / "ar", target, Tokenizer(), tmp_path / "standard")
-    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "standard")
-    assert torch.allclose(whole(tokens).logits[..., DRAFT_IDS], expected, atol=2e-3)
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "standard")
+    assert torch.allclose(exported(tokens).logits[..., DRAFT_IDS], expected, atol=2e-3)
 
     drafter = trained_autoregressive.TrainedAutoregressiveDrafter(CausalModel(small), ids, target, Settings())
     drafter.start(0, PROMPT, None, 40)
     out = drafter.propose([request(0, PROMPT[-1], 3)])
-    assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and out.draft_probs[0].shape == (3, VOCAB)
+    assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and whole(out.draft_probs[0]).shape == (3, VOCAB)
 
 
 def test_shipped_drafters_read_and_keep_to_16_megabytes():

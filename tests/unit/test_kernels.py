@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specviz.models import kernels
-from specviz.models.kernels import SIZES, Linear, can_pack, measure
+from specviz.models.kernels import SIZES, Form, Int8Linear, Linear, can_hold_int8, can_pack, choose, measure
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
@@ -39,3 +39,33 @@ def test_nothing_is_copied_where_the_table_is_empty():
 def test_measuring_answers_for_every_size():
     weights = [torch.randn(64, 64) for _ in range(2)]
     assert len(measure(weights)) == (len(SIZES) if can_pack(weights[0]) else 0)
+
+
+def test_an_int8_product_is_within_its_rounding_and_alike_for_any_number_of_rows():
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    if not can_hold_int8([weight]):
+        pytest.skip("this torch has no int8 product")
+    x = torch.randn(17, 96, generator=torch.Generator().manual_seed(1))
+    layer = Int8Linear(weight)
+    whole = layer(x)
+    torch.testing.assert_close(whole, x @ weight.t(), atol=0.3, rtol=0.02)
+    assert whole.dtype == x.dtype and layer.weight.dtype == torch.int8
+    for rows in (1, 2, 5):
+        assert torch.equal(layer(x[:rows]), whole[:rows])
+
+
+def test_int8_is_refused_where_its_operator_would_read_past_the_end():
+    assert not can_hold_int8([torch.zeros(64, 96), torch.zeros(64, 33)])
+
+
+def test_a_form_is_chosen_by_time_among_the_types_allowed(monkeypatch):
+    """int8 is chosen when its products are the fastest and only if it is allowed; small models stay as they are."""
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    if not can_pack(weights[0]) or not can_hold_int8(weights):
+        pytest.skip("no other product on this processor")
+    monkeypatch.setattr(kernels, "_seconds", lambda layers, dtype, rows: layers[0].weight.element_size())
+    large = 2**25
+    assert choose(weights, large, (torch.bfloat16, torch.int8)) == Form(torch.int8)
+    assert choose(weights, large).dtype == torch.float32
+    assert choose(weights, 1000, (torch.int8,)) == Form(torch.float32)
+    assert isinstance(Form(torch.int8).linear(weights[0]), Int8Linear)

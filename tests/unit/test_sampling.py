@@ -72,3 +72,16 @@ def test_uniforms_are_uniform_and_independent_of_each_other():
     correlation = torch.corrcoef(draws.T) - torch.eye(4)
     assert correlation.abs().max() < 0.06
     assert len(set(draws.flatten().tolist())) == draws.numel()
+
+
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.9, 0.999999])
+def test_a_nucleus_found_among_the_likeliest_tokens_is_that_of_sorting_them_all(top_p):
+    """Rows whose nucleus is small, and one so flat that it does not fit the tokens that are sorted first."""
+    logits = torch.randn(3, 3000, generator=torch.Generator().manual_seed(0)) * torch.tensor([[6.0], [1.0], [0.01]])
+    probs = torch.softmax(logits.double(), -1)
+    down = probs.sort(-1, descending=True).values
+    smallest = down.masked_fill(down.cumsum(-1) - down >= top_p, torch.inf).amin(-1, keepdim=True)
+    kept = probs.masked_fill(probs < smallest, 0.0)
+    expected = kept / kept.sum(-1, keepdim=True)
+    assert torch.equal(warp(logits, 1.0, 0, top_p), expected)
+    assert torch.equal(torch.cat([warp(row[None], 1.0, 0, top_p) for row in logits]), expected)

@@ -1,0 +1,154 @@
+"""The block net written out with few operators: the same weights and arithmetic as BlockNet, a third of the time.
+
+The gain of each norm is folded into the matrix behind it, matrices with one input are one product, keys and values of
+the context are made for all layers at once, and each product is done by the kernel that is fastest for its number of
+rows (specviz/models/kernels.py), on weights in bfloat16 where that is faster: what is drafted is then drawn from the
+distributions of exactly these products. Used for drafting; training and the checks of this file use BlockNet itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from specviz.costs import ModelShape
+from specviz.models.cache import RaggedCache
+from specviz.models.causal import CausalModel, attend
+from specviz.models.kernels import Form, Linear, choose
+from specviz.models.lean import Turns, norm, turn
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One draft layer's products."""
+
+    qkv: Linear
+    out: Linear
+    gate_up: Linear
+    down: Linear
+
+
+class LeanBlock:
+    """Over the weights of a BlockNet and its target's embedding and head. Shared by the runs; holds no state."""
+
+    def __init__(self, net: nn.Module, target: CausalModel):
+        """net: a BlockNet."""
+        c = self.config = net.config
+        self.eps = c.rms_eps
+        matrices = [p for p in net.parameters() if p.ndim == 2]
+        self.form = form = choose(matrices, sum(p.nbytes for p in matrices), (torch.bfloat16,), rows=(1, 8))
+        self.embedding = target.embedding
+        self.head = form.linear(target.head[net.draft_ids].float())
+        self.fuse, self.fuse_gain = form.linear(net.fuse.weight), net.fuse_norm.weight
+        self.inputs = form.linear(torch.cat([net.anchor_in.weight, net.mask_in.weight]))
+        self.masks, self.gain = net.masks, net.norm.weight
+        gained = [(layer, layer.input_norm.weight, layer.post_norm.weight) for layer in net.layers]
+        self.layers = [Layer(
+            form.linear(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]) * gain),
+            form.linear(layer.o_proj.weight),
+            form.linear(torch.cat([layer.gate_proj.weight, layer.up_proj.weight]) * post),
+            form.linear(layer.down_proj.weight),
+        ) for layer, gain, post in gained]
+        self.context = form.linear(torch.cat([
+            torch.cat([layer.k_proj.weight, layer.v_proj.weight]) * gain for layer, gain, _ in gained
+        ]))
+        self.serial = LeanSerial(net.serial, form, target.embedding) if c.serial else None
+        extra = net.anchor_in.weight.numel() + net.mask_in.weight.numel() + net.masks.numel()
+        self.shape = ModelShape(
+            "block drafter", c.layers, c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.ffn, len(net.draft_ids),
+            weight_bytes=float(form.dtype.itemsize), small_weights=extra,
+        )
+        """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
+        self._turns = Turns(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
+
+    def new_cache(self) -> RaggedCache:
+        """Keys and values of one run's contexts."""
+        return RaggedCache(self.config.layers, self.masks.device, torch.float32)
+
+    def absorb(self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Append context tokens, given by their taps [n_r, len(taps) * D], to the rows in the cache.
+        Returns the state [D] of each row's last one."""
+        c = self.config
+        counts = [len(t) for t in taps]
+        plan = cache.plan(list(rows), counts)
+        parts = torch.cat(list(taps)).float().view(-1, len(c.taps), c.hidden_size)
+        states = norm(self.fuse(norm(parts, None, self.eps).flatten(1)), self.fuse_gain, self.eps)
+        cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
+        keys_values = self.context(norm(states, None, self.eps)).view(len(states), c.layers, 2, c.kv_heads, c.head_dim)
+        for i in range(c.layers):
+            cache.write(plan, i, turn(keys_values[:, i, 0], cos, sin), keys_values[:, i, 1])
+        return [of_row[-1] for of_row in states.split(counts)]
+
+    def states(
+        self, cache: RaggedCache, rows: Sequence[int], anchors: Sequence[int], last_states: torch.Tensor,
+        counts: Sequence[int],
+    ) -> torch.Tensor:
+        """The block pass over rows with their own numbers of slots: final-normed states [sum of counts, D].
+        last_states [rows, D]. The cache is left as it was."""
+        c = self.config
+        both = torch.cat([_embedded(self.embedding, anchors, self.eps), last_states], -1)
+        first, later = self.inputs(both).split(c.hidden_size, -1)
+        x = torch.cat([
+            torch.cat([first[i: i + 1], later[i: i + 1].expand(n - 1, -1)]).add_(self.masks[:n])
+            for i, n in enumerate(counts)
+        ])
+        before = [cache.lengths[row] for row in rows]
+        plan = cache.plan(list(rows), list(counts), causal=False)
+        cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
+        turned = c.heads + c.kv_heads
+        for i, layer in enumerate(self.layers):
+            heads = layer.qkv(norm(x, None, self.eps)).view(len(x), -1, c.head_dim)
+            rotated = turn(heads[:, :turned], cos, sin)
+            mixed = attend(plan, i, rotated[:, : c.heads], rotated[:, c.heads:], heads[:, turned:])
+            x = x + layer.out(mixed.flatten(1))
+            gate, up = layer.gate_up(norm(x, None, self.eps)).chunk(2, dim=-1)
+            x = x + layer.down(functional.silu(gate).mul_(up))
+        for row, length in zip(rows, before):
+            cache.truncate(row, length)
+        return norm(x, self.gain, self.eps)
+
+
+class LeanSerial:
+    """SerialHead in two parts: what depends on the states alone is done for all slots at once."""
+
+    def __init__(self, serial: nn.Module, form: Form, embedding: torch.Tensor):
+        """serial: a SerialHead; embedding [V, D]: the target's."""
+        size = serial.state.weight.shape[0]
+        self.size, self.eps, self.embedding = size, serial.norm.eps, embedding
+        inner = serial.inner.weight
+        self.of_state = form.linear(torch.cat([serial.state.weight, inner[:, 2 * size:]]))
+        self.of_tokens = form.linear(torch.cat([serial.direct.weight, inner[:, : 2 * size]]))
+        self.bias = torch.cat([torch.zeros_like(serial.state.weight[:, 0]), serial.inner.bias])
+        self.outer, self.gain = form.linear(serial.outer.weight), serial.norm.weight
+        self.sure, self.sure_bias = serial.confidence.weight[0], serial.confidence.bias
+        self.temperatures = serial.temperatures
+
+    def prepare(self, states: torch.Tensor) -> torch.Tensor:
+        """The states' part [N, D + inner] of `mend`, of final-normed states [N, D]."""
+        return self.of_state(norm(states, None, self.eps)) + self.bias
+
+    def mend(self, prepared: torch.Tensor, previous: Sequence[int], before: Sequence[int]) -> torch.Tensor:
+        """Mended, normed states [N, D] from their parts by `prepare` and the two tokens just before each slot."""
+        tokens = _embedded(self.embedding, [t for pair in zip(previous, before) for t in pair], self.eps)
+        together = prepared + self.of_tokens(tokens.view(len(prepared), -1))
+        mended, inner = together[:, : self.size], together[:, self.size:]
+        return norm(mended + self.outer(functional.silu(inner)), self.gain, self.eps)
+
+    def confidence(
+        self, mended: torch.Tensor, previous: Sequence[int], logits: torch.Tensor, slots: torch.Tensor
+    ) -> list[float]:
+        """P(draft survives | all before it did) of N slots, from their mended states [N, D], the tokens just before
+        them, their logits [N, Vd] and their numbers within the block [N]."""
+        log_peak = logits.amax(-1) - logits.logsumexp(-1)
+        embedded = _embedded(self.embedding, previous, self.eps)
+        parts = torch.cat([norm(mended, None, self.eps), embedded, log_peak[:, None]], -1)
+        return torch.sigmoid((parts @ self.sure + self.sure_bias) / self.temperatures[slots]).tolist()
+
+
+def _embedded(embedding: torch.Tensor, tokens: Sequence[int], eps: float) -> torch.Tensor:
+    """Normed embeddings [N, D] of tokens [N]."""
+    return norm(embedding[list(tokens)].float(), None, eps)
