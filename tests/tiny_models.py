@@ -83,3 +83,26 @@ def write_tiny_gguf(path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def write_dflash(folder: Path, target) -> Path:
+    """A random drafter in the published DFlash layout for a target (a CausalModel): one layer, block of 8, one tap."""
+    import json
+
+    import torch
+    from safetensors.torch import save_file
+
+    from specviz.drafters import foreign, foreign_config
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({
+        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": target.hidden_size,
+        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 8, "vocab_size": target.vocab_size, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+        "block_size": 8, "num_target_layers": target.layers,
+        "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0]},
+    }), encoding="utf-8")
+    torch.manual_seed(0)
+    net = foreign.ForeignNet(foreign_config.read(folder))
+    save_file(net.state_dict(), folder / "model.safetensors")
+    return folder

@@ -7,14 +7,15 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
-from specviz.errors import SpecVizError
+from specviz.errors import PairError, SpecVizError
 from specviz.models.needs import needs
 from specviz.models.pairs import EMBEDDED, Pair, find_pair, names
-from specviz.orders import DEVICES, PRECISIONS, Order, drafter_names
+from specviz.orders import DEVICES, PRECISIONS, Order, check_drafter, drafter_names
 from specviz.prompts import PRESETS, preset, presets_for
 from specviz.trace import MAX_K, MAX_ROWS, Settings
 
 BOUND = {"bind": "query-params"}
+OWN = "a folder of your own"
 
 
 def _use_preset() -> None:
@@ -43,8 +44,10 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
     left, middle, right = st.columns(3)
     names_here = drafter_names(pair)
     with left:
-        drafter = st.selectbox("Drafter", names_here, key="drafter", **BOUND,
+        drafter = st.selectbox("Drafter", (*names_here, OWN), key="drafter", **BOUND,
                                help="Who guesses. The target checks every guess, so the text does not depend on it.")
+        if drafter == OWN:
+            drafter = _own_drafter()
     with middle:
         k = st.slider("K, draft tokens per round", 0, MAX_K, 5, key="k", **BOUND,
                       help="0 is plain decoding: one token per pass of the target.")
@@ -52,6 +55,14 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
         temperature = st.slider("Temperature", 0.0, 2.0, 0.0, 0.05, key="temperature", **BOUND,
                                 help="0 is greedy: always the most likely token.")
     return drafter, k, temperature
+
+
+def _own_drafter() -> str:
+    """The path of a drafter's folder, as typed or as the address has it."""
+    return st.text_input(
+        "Its folder", key="folder", placeholder="path on the machine that runs the app", **BOUND,
+        help="The folder of a drafter that SpecViz trained, or of a published DFlash or DSpark one for this target.",
+    ).strip()
 
 
 def pair_box() -> Pair:
@@ -112,7 +123,11 @@ def order() -> Order | None:
             pair = pair_box()
             with settings:
                 drafter, k, temperature = main_settings(pair)
-            return more_settings(drafter, k, temperature, text, pair)
+            found = more_settings(drafter, k, temperature, text, pair)
+            if not drafter:
+                raise PairError("Write the path of the drafter's folder, or choose another drafter.")
+            check_drafter(pair, drafter)  # the address can name anything; code is never loaded for it
+            return found
         except SpecVizError as error:
             settings.error(str(error))
             return None

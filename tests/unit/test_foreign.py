@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import write_dflash
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.decoding import decode
@@ -22,6 +23,8 @@ from specviz.drafters.foreign import load_net
 from specviz.drafters.foreign_drafter import ForeignDrafter
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
+from specviz.orders import Order
+from specviz.runs import ModelStore, Run
 from specviz.trace import Settings
 
 CASES = Path(__file__).parent / "foreign"
@@ -161,6 +164,25 @@ def test_k_only_cuts_and_proposing_leaves_no_trace():
     assert long.tokens == again.tokens and short.tokens[0] == long.tokens[0][:2]
     assert len(drafter.propose([request(0, 5, 16)]).tokens[0]) == drafter.max_k == 6
     assert long.draft_tokens == 6 and long.cost.flops > short.cost.flops > 0
+
+
+def test_a_run_takes_a_folder_and_reads_it_anew_when_it_has_changed(tmp_path, toy_target):
+    """From `Order` to `Trace`; weights that were written anew under the same path are not taken from memory."""
+    folder = write_dflash(tmp_path / "drafter", toy_target)
+    store = ModelStore()
+
+    def run(drafter, k):
+        done = Run(Order("toy", str(drafter), "the cat", Settings(k=k, max_new_tokens=16), raw=True), store).execute()
+        assert done.status == "complete", done.error
+        return done.trace
+
+    trace = run(folder, 7)
+    assert trace.texts == run("ngram", 0).texts and trace.draft_parallel
+    assert "a published DFlash drafter (DFlash layout)" in trace.drafter_label
+    first = [v.positions[0].draft_token for r in trace.rounds for v in r.rows]
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: -v for k, v in weights.items()}, folder / "model.safetensors")
+    assert [v.positions[0].draft_token for r in run(folder, 7).rounds for v in r.rows] != first
 
 
 # ------------------------------------------------------------------------------------------- what is refused
