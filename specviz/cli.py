@@ -26,14 +26,13 @@ from specviz.format import binary_bytes, number, percent, seconds, si
 from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair
 from specviz.orders import Order, check_drafter, code_permitted, drafter_names
 from specviz.prompts import MAX_CHARACTERS
+from specviz.ranges import parse_range
 from specviz.trace import Settings, Trace
 
 FAILED, INTERRUPTED = 2, 130
 """Exit codes: refused or failed, with a sentence; stopped by Ctrl-C."""
 _QUIET_SECONDS = 10.0
 """How often one stage of progress is told again where stderr is no terminal."""
-MAX_RANGE = 4096
-"""Most numbers that a range may name."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -60,29 +59,6 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         _say(f"The system refused: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}.")
         return FAILED
-
-
-def parse_range(text: str) -> tuple[int, ...]:
-    """Whole numbers written as `7`, `1..8` (both ends included) or `0,3,7`, and any mixture, in the order written.
-
-    Raises SettingsError with a sentence for anything else, for more than `MAX_RANGE` numbers and for a number that
-    comes twice.
-    """
-    found: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?", part, re.ASCII)
-        if not match:
-            raise SettingsError(f"{text[:60]!r} is no list of whole numbers: write 7, or 1..8, or 0,3,7.")
-        first = int(match[1])
-        last = first if match[2] is None else int(match[2])
-        if last < first:
-            raise SettingsError(f"The range {part.strip()} runs backwards: write {last}..{first}.")
-        if len(found) + last - first + 1 > MAX_RANGE:
-            raise SettingsError(f"{text[:60]!r} names more than {MAX_RANGE} numbers: ask for fewer.")
-        found += range(first, last + 1)
-    if len(set(found)) < len(found):
-        raise SettingsError(f"{text[:60]!r} names a number twice: name each once.")
-    return tuple(found)
 
 
 # --------------------------------------------------------------------------------------------- parsing

@@ -6,10 +6,10 @@ import argparse
 import json
 import sys
 
-from specviz.cli_hardware import numbers
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
+from specviz.ranges import numbers
 from specviz.trace import MAX_K
 
 

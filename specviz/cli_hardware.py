@@ -8,6 +8,7 @@ import sys
 
 from specviz import format
 from specviz.errors import SettingsError
+from specviz.ranges import numbers
 from specviz.trace import Ceilings
 
 
@@ -45,21 +46,6 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
     parser.add_argument("--precision", default="auto", help="auto, fp32, bf16 or fp16")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def numbers(text: str) -> list[int]:
-    """Whole numbers from '7', '1..8' or '0,3,7' (and mixtures). Raises argparse.ArgumentTypeError."""
-    found: list[int] = []
-    try:
-        for part in text.split(","):
-            low, dots, high = part.partition("..")
-            first, last = int(low), int(high if dots else low)
-            if last < first or last - first > 10_000:
-                raise ValueError
-            found += range(first, last + 1)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers: write 7, 1..8 or 0,3,7") from None
-    return found
 
 
 def ceilings_command(arguments: argparse.Namespace) -> int:

@@ -7,12 +7,12 @@ import dataclasses
 import json
 import sys
 
-from specviz.cli_hardware import numbers
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import number, percent, seconds
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
 from specviz.policies import ALL, NAMES
+from specviz.ranges import numbers
 from specviz.trace import Settings
 
 SWEEP_KEYS = ("k", "batch", "tokens_per_second", "speedup", "acceptance_rate", "context", "plain_tokens_per_second",

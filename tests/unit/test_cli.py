@@ -18,7 +18,6 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz import cli
 from specviz import trace as tracing
-from specviz.errors import SettingsError
 from specviz.models import needs
 from specviz.runs import STORE
 
@@ -180,25 +179,6 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(call, monkeypatch):
     monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "no-such-package"))
     code, out, _ = call("doctor")
     assert code == 2 and "no-such-package: pip install -r requirements.txt" in out
-
-
-# ------------------------------------------------------------------------------------------------- ranges
-
-
-@pytest.mark.parametrize(("text", "numbers"), [
-    ("7", (7,)), ("1..8", tuple(range(1, 9))), ("0,3,7", (0, 3, 7)), ("1..3, 8", (1, 2, 3, 8)), (" 4 .. 4 ", (4,)),
-])
-def test_ranges(text, numbers):
-    assert cli.parse_range(text) == numbers
-
-
-@pytest.mark.parametrize("text", [
-    "", "a", "1..", "..3", "3..1", "1,,2", "-1", "1.5", "1..99999", "1,1", "٣", pytest.param("9" * 5000, id="long"),
-])
-def test_bad_ranges_are_refused_with_a_sentence(text):
-    with pytest.raises(SettingsError) as error:
-        cli.parse_range(text)
-    assert str(error.value).endswith(".") and len(str(error.value)) < 300
 
 
 # ---------------------------------------------------------------------------------------------- bad input

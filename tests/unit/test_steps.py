@@ -82,18 +82,6 @@ def test_json_of_a_step_says_which_roof_binds(model):
     json.dumps(written, allow_nan=False)
 
 
-@pytest.mark.parametrize("text,numbers", [("7", [7]), ("1..4", [1, 2, 3, 4]), ("0,3,7", [0, 3, 7]),
-                                          ("1,3..5", [1, 3, 4, 5])])
-def test_ranges(text, numbers):
-    assert cli_hardware.numbers(text) == numbers
-
-
-@pytest.mark.parametrize("text", ["", "x", "4..1", "1..", "..3", "1.5", "1..99999999"])
-def test_nonsense_ranges_are_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match=r"1\.\.8"):
-        cli_hardware.numbers(text)
-
-
 def test_the_commands_print_one_json_object(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
     monkeypatch.setitem(ceilings._BUFFER_BYTES, "cpu", 2**22)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specviz import cli, steptable
-from specviz.errors import SettingsError
+from specviz.errors import PairError, SettingsError
 from specviz.figures import heatmap
 from specviz.hardware import catalogue, shapes
 from specviz.models.pairs import find_pair
@@ -78,7 +78,7 @@ def test_what_cannot_be_is_a_sentence(at_home):
     for bad in ({"ks": (99,)}, {"batches": (0,)}, {"contexts": (10**6,)}, {"rounds": 1}, {"ks": ()}):
         with pytest.raises(SettingsError, match=r"must be|needs"):
             order(**bad)
-    with pytest.raises(SettingsError, match="choose one of"):
+    with pytest.raises(PairError, match="choose one of"):
         Sweep(SweepOrder("toy", "other", TEXT))
     sweep = Sweep(order(ks=(8,), batches=(1,), contexts=(4096,), rounds=100)).execute()
     assert "positions" in sweep.cells[8, 1, 4096].note and sweep.cells[8, 1, 4096].speedup is None
