@@ -43,7 +43,11 @@ class Board {
     this.el.speed.onchange = () => { this.speed = Number(this.el.speed.value); };
     this.speed = 0.05;
     this.el.zoom.onchange = () => this.draw();
-    this.el.scrub.oninput = () => { this.pause(); this.go(Number(this.el.scrub.value)); };
+    this.el.scrub.oninput = () => {
+      const wanted = Number(this.el.scrub.value);  // read first: a redraw writes it
+      this.pause();
+      this.go(wanted);
+    };
     this.el.svg.onclick = () => this.save();
     this.buttons = {};
     for (const [name, label, key] of BUTTONS) {

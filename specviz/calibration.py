@@ -77,7 +77,8 @@ def confidences(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
                 product *= x.confidence
                 rows.append((prompt, drafter, slot + 1, x.confidence, product, x.verdict in ("accepted", "rejected"),
                              v.accepted > slot))
-    return pd.DataFrame(rows, columns=["prompt", "drafter", "position", "confidence", "product", "judged", "survived"])
+    data = pd.DataFrame(rows, columns=["prompt", "drafter", "position", "confidence", "product", "judged", "survived"])
+    return data.astype({"judged": bool, "survived": bool})
 
 
 def by_position(data: pd.DataFrame) -> pd.DataFrame:

@@ -111,7 +111,7 @@ def speed_figure(data: pd.DataFrame) -> go.Figure:
     template.finish(chart, title, f"Bars per drafter. {alt}.", "", "")
     chart.update_layout(bargap=0.35)
     chart.update_xaxes(rangemode="tozero", fixedrange=True)
-    chart.update_xaxes(title_text="Tokens per target pass, bonus included (counted)", row=1, col=1)
+    chart.update_xaxes(title_text="Tokens per target pass (counted)", row=1, col=1)
     chart.update_xaxes(title_text="Tokens per second of decoding (measured)", row=2, col=1)
     chart.update_yaxes(categoryorder="array", categoryarray=names[::-1], fixedrange=True, showgrid=False)
     return chart
@@ -302,17 +302,16 @@ def failures_figure(data: pd.DataFrame, by: str, drafter: str) -> go.Figure:
     """Share of judged drafts that were rejected, group by group, from `failures.rates`."""
     names = [str(n) for n in data[by]]
     share = 100 * data.share
-    short = [n if len(n) <= 24 else n[:23] + "…" for n in names]
+    labels = [f"{n if len(n) <= 24 else n[:23] + '…'}<br>{r} of {j}"
+              for n, r, j in zip(names, data.rejected, data.judged)]
     chart = go.Figure()
-    chart.add_bar(y=short, x=template.numbers(share), orientation="h",
+    chart.add_bar(y=labels, x=template.numbers(share), orientation="h",
                   marker={"color": palette.REJECTED, "line": {"color": palette.LINE, "width": 1},
                           "opacity": [0.45 if n < THIN else 1.0 for n in data.judged]},
                   error_x={"type": "data", "symmetric": False, "color": palette.LINE, "thickness": 2,
                            "array": template.numbers(100 * data.share_high - share),
                            "arrayminus": template.numbers(share - 100 * data.share_low)},
                   customdata=[[n, r, j] for n, r, j in zip(names, data.rejected.tolist(), data.judged.tolist())],
-                  text=[f"{r} of {j}" for r, j in zip(data.rejected, data.judged)], textposition="inside",
-                  insidetextanchor="start", textfont={"color": palette.INK_ON_LIGHT},
                   hovertemplate="%{customdata[0]}: %{customdata[1]} of %{customdata[2]} rejected<extra></extra>")
     title = "Nothing was judged, so nothing was rejected"
     if len(data):
@@ -323,6 +322,6 @@ def failures_figure(data: pd.DataFrame, by: str, drafter: str) -> go.Figure:
     said = "; ".join(f"{n}: {r} of {j}" for n, r, j in zip(names, data.rejected, data.judged))
     chart.update_xaxes(range=[0, 105], fixedrange=True)
     chart.update_yaxes(fixedrange=True, showgrid=False, type="category", autorange="reversed")
-    chart.update_layout(height=max(200, 110 + 36 * len(data)), bargap=0.3)
+    chart.update_layout(height=max(200, 110 + 44 * len(data)), bargap=0.3)
     return template.finish(chart, title, "Rejected of judged drafts with 95 % intervals; pale bars have fewer than "
                            f"{THIN}. {said}.", "Rejected of judged (%)", "")

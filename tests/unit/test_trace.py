@@ -88,7 +88,7 @@ def test_the_schema_takes_a_real_trace_and_refuses_a_changed_one(trace):
         assert not validator.is_valid(data | change)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "assets" / "traces").glob("*")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((ROOT / "assets" / "traces").rglob("*.json.gz")), ids=lambda p: p.name)
 def test_the_traces_that_ship_can_be_read_and_fit_the_schema(path):
     shipped = load(path)
     jsonschema.Draft202012Validator(schema()).validate(json.loads(dumps(shipped)))
