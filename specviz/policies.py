@@ -113,8 +113,10 @@ class Uniform(_Learning):
         rows = len(requests)
         if not rows:
             return []
-        self._k = uniform_goodput(self.estimate.of(), rows,
-                                  lambda k: self.costs.round([k] * rows, prompt_tokens=prompt_tokens), self._k)
+        reading = self.costs.reading(rows, prompt_tokens)
+        self._k = uniform_goodput(
+            self.estimate.of(), rows,
+            lambda k: self.costs.round([k] * rows, prompt_tokens=prompt_tokens) - reading, self._k)
         return self._probed([self._k] * rows)
 
 

@@ -123,9 +123,19 @@ class RoundCosts:
         return (self.drafting(lengths if drafted is None else drafted)
                 + self.target(tokens, len(lengths) + (prompt_tokens > 0)) + self.fixed)
 
+    def reading(self, rows: int, prompt_tokens: int) -> float:
+        """Seconds that reading so many prompt tokens adds to a plain round of `rows` requests."""
+        return self.target(rows + prompt_tokens, rows) - self.target(rows, rows) if rows else 0.0
+
     def verifying(self, rows: int, prompt_tokens: int = 0, spent: float = 0.0) -> Cost:
-        """Seconds by verified tokens of a round of `rows` requests, `spent` of them on drafting already."""
-        spent += self.fixed
+        """Seconds by verified tokens that a round of `rows` requests spends on them, `spent` of it on drafting already.
+
+        A prompt has to be read whatever is drafted, so what reading it adds to a plain round is no cost of the round's
+        tokens: theta counts prompt tokens as worth what they cost. Otherwise a round that reads a long piece of a
+        prompt would seem dear anyway, drafts in it nearly free, and drafts of a busy server would hold up those who
+        wait.
+        """
+        spent += self.fixed - self.reading(rows, prompt_tokens)
         return lambda tokens: spent + self.target(tokens + prompt_tokens, rows)
 
 

@@ -205,3 +205,37 @@ def test_survival_is_learnt_from_verdicts_and_a_request_has_its_own():
 
 def test_survivals_are_held_in_range():
     assert survivals([0.5, 1.5, -1, 0.9]) == [0.5, 0.5, 0.0, 0.0]
+
+
+# ------------------------------------------------------------------------------------ prompts in the same pass
+
+BUSY = RoundCosts(StepCosts((1, 8, 32, 128), (0.034, 0.036, 0.0814, 0.29)), StepCosts((1, 64), (0.006, 0.02)), False)
+"""Flat to eight tokens, then 2 ms a token: what two cores do."""
+
+
+def test_a_prompt_in_the_pass_is_paid_for_by_itself():
+    """Verifying nothing costs what it does alone; a draft costs what it does where the prompt has brought it."""
+    alone, beside = BUSY.verifying(4), BUSY.verifying(4, 64)
+    assert beside(4) == pytest.approx(alone(4))
+    assert beside(5) - beside(4) == pytest.approx(BUSY.target(69, 4) - BUSY.target(68, 4))
+    assert BUSY.reading(4, 0) == 0 and BUSY.reading(0, 64) == 0
+
+
+def test_drafts_are_spared_while_a_prompt_is_read():
+    """In the flat part of the cost four drafts of an even chance pay; where 64 prompt tokens come first, none does."""
+    rates = [[0.5**(j + 1) for j in range(4)]]
+    assert sum(best_schedule(rates, BUSY.verifying(1)).lengths) >= 2
+    rows = [[0.3, 0.1] for _ in range(8)]
+    assert sum(best_schedule(rows, BUSY.verifying(8, 64)).lengths) == 0
+
+
+def test_a_busy_simulated_server_serves_more_with_the_scheduler_than_with_k_2():
+    """Requests with long prompts arrive faster than they can be served: drafts must not hold up the reading."""
+    from specviz.loadrun import LoadOrder, simulate
+    from specviz.serving import Chances, Limits
+
+    order = LoadOrder("toy", "ngram", ("fixed:2", "prefix"), 4.0, 6.0, 1, 4, 7, (32, 64), rows=16)
+    chances = Chances(tuple(0.75 * (1 - i / 18) for i in range(7)), 0.25, True)
+    fixed, prefix = (o.summary for o in simulate(order, BUSY, chances, Limits(16, 1024, chunk=64), 200))
+    assert prefix.finished == fixed.finished
+    assert prefix.tokens_per_second > 1.02 * fixed.tokens_per_second
