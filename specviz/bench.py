@@ -46,6 +46,8 @@ PEER_PRECISIONS = ("fp32", "bf16", "fp16")
 """What the peers can run in; against any other of ours they run in fp32, their stock precision."""
 BUSY = 0.05
 """Share of the processor that other programs may use before the figures come with a warning."""
+LEAST_FOR_A_WINNER = 3
+"""Prompts from which on a winner is named."""
 Tell = Callable[[str], None]
 
 
@@ -66,7 +68,7 @@ class Scale:
     """How many settings of assisted generation its best is looked for among."""
 
 
-FULL, QUICK = Scale(3, 20, 128, 60, 40, 1380, 6, 6), Scale(1, 3, 48, 15, 24, 200, 3, 0)
+FULL, QUICK = Scale(3, 20, 128, 60, 40, 1320, 6, 6), Scale(1, 3, 48, 15, 24, 180, 3, 0)
 
 
 @dataclass
@@ -322,7 +324,9 @@ def _steps(target: Opened, repeats: int) -> dict:
     The denominator of verify_over_decode is the fastest way to do a plain step: where a pass of two or four positions
     is faster than one of one, it is that pass.
     """
-    roofs = ceilings.measure(target.device, target.precision, quick=repeats < FULL.steps)
+    # the read of weights is as fast whatever they are made of, and a plain step is bound by it
+    known = target.precision if target.precision in ceilings.DTYPES else "fp32"
+    roofs = ceilings.measure(target.device, known, quick=repeats < FULL.steps)
     model = target.model
     cache = model.new_cache()
     cache.add(0, CONTEXT + VERIFY)
@@ -451,8 +455,10 @@ def _measure(systems: Sequence[System], groups: Sequence[peers.Group], scale: Sc
         for which in [*range(turn, len(systems)), *range(turn)]:
             if index in shares[which]:
                 systems[which].measure(index, group, scale.tokens)
-    short = [f"{s.label} decoded {n} of {len(groups)} prompts" for s, n in zip(systems, counts) if n < len(groups)]
-    return [f"To keep the run in its time, {'; '.join(short)}."] if short else []
+    short = [f"{n} by {', '.join(s.label for s, m in zip(systems, counts) if m == n)}"
+             for n in sorted(set(counts)) if n < len(groups)]
+    return [f"To keep the run in its time, not all of the {len(groups)} prompts were decoded by all systems: "
+            f"{'; '.join(short)}."] if short else []
 
 
 def _guess(system: System, tokens: int) -> float:
@@ -514,6 +520,8 @@ def winner(systems: Sequence[System]) -> str:
     if len(ranked) < 2:
         return ranked[0].label if ranked else "nothing was measured"
     first = ranked[0]
+    if len(first.rates) < LEAST_FOR_A_WINNER:
+        return f"no winner: {len(first.rates)} prompts are too few"
     leads = {s.label: lead for s in ranked[1:] if (lead := ratio(first.rates, s.rates))}
     near = [label for label, lead in leads.items() if lead.low <= 1 + NOISE]
     if near or not leads:

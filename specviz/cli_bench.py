@@ -8,7 +8,7 @@ import sys
 
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.orders import drafter_names
+from specviz.orders import check_drafter
 from specviz.ranges import numbers
 from specviz.trace import MAX_K
 
@@ -49,9 +49,8 @@ def bench_command(arguments: argparse.Namespace) -> int:
     if arguments.shape:
         return _shape(arguments)
     drafters = None if arguments.drafters == "all" else tuple(d.strip() for d in arguments.drafters.split(","))
-    known = drafter_names(find_pair(arguments.pair))
-    if unknown := [d for d in drafters or () if d not in known]:
-        raise SettingsError(f"There is no drafter {unknown[0][:40]!r} for this pair: choose among {', '.join(known)}.")
+    for name in drafters or ():
+        check_drafter(find_pair(arguments.pair), name)
 
     from specviz import bench
 
@@ -100,7 +99,8 @@ def table(found: dict) -> str:
     lines = [
         f"{found['pair']} on {found['machine']} ({found['device']}, {found['precision']}, {found['threads']} threads)",
         f"{versions}; {found['prompts']} prompts of {found['tokens']} tokens, greedy, batch {found['batch']}; medians, "
-        f"in brackets an interval of 95 % confidence; {found['seconds'] / 60:.1f} minutes",
+        f"in brackets {'an interval of 95 % confidence' if found['prompts'] >= 6 else 'the least and the greatest'}; "
+        f"{found['seconds'] / 60:.1f} minutes",
         "",
         f"{'system':13} {'setting':46} {'K':>2} {'dtype':11} {'tokens/s':>8}  {'against plain':21} {'per pass':>8} "
         f"{'draft/verify/rest':>17}  same text",

@@ -124,7 +124,7 @@ class SamplingParams:
 class LLM:
     def __init__(self, folder, **options): print("noise on the output"); self.options = options
     def generate(self, prompts, settings, use_tqdm):
-        import time; time.sleep(0.01 * settings.n)
+        import time; time.sleep(0.05 * settings.n)
         return [_Out([p["prompt_token_ids"][-1] + i for i in range(settings.n)]) for p in prompts]
 __version__ = "0.0"
 '''
@@ -138,7 +138,7 @@ def test_vllm_is_asked_line_by_line_in_a_process_of_its_own(tmp_path, monkeypatc
     try:
         spoken = model.run([[5], [7, 8]], 4)
         assert spoken.texts == [[5, 6, 7, 8], [8, 9, 10, 11]]
-        assert 100 < spoken.rate <= 200.5  # six tokens after the first ones, in some 30 ms
+        assert 10 < spoken.rate < 80  # six tokens after the first ones, in 150 ms or, on a busy machine, more
     finally:
         model.close()
 
