@@ -18,7 +18,7 @@ def add_parsers(subparsers) -> None:
     """Add the command; the parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = subparsers.add_parser("retune", help="retune the hybrid drafter on your own prompts", description=(
         "The target answers your prompts, the drafter learns from three quarters of the answers and is judged on the "
-        "rest, before and after. The new drafter is then a drafter of the embedded pair on this machine."))
+        "rest, before and after. The new drafter is a folder, which `run --drafter FOLDER` takes."))
     parser.add_argument("prompts", metavar="FILE", help="a text file, one prompt a line")
     parser.add_argument("--name", default="retuned", metavar="NAME", help="of the new drafter (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=120.0, metavar="S",
@@ -62,7 +62,7 @@ def retune_command(arguments: argparse.Namespace) -> int:
               f"{_rates(side.old_overlap)}; texts equal to plain decoding {side.live.identical_to_plain} of "
               f"{side.live.prompts}")
     print(f"{found.steps} steps in {found.seconds:.0f} s on {found.answer_tokens} answer tokens. Kept in "
-          f"{found.folder}: run it with --drafter {found.folder.name}.")
+          f"{found.folder}: run it with --drafter {found.folder}.")
     return 0
 
 

@@ -114,12 +114,6 @@ def folder_of(name: str) -> Path:
     return paths.home() / "drafters" / name
 
 
-def retuned() -> dict[str, Path]:
-    """The drafters that were retuned on this machine: name to folder."""
-    root = paths.home() / "drafters"
-    return {p.name: p for p in sorted(root.glob("*")) if (p / "model.safetensors").is_file()}
-
-
 class Retune(Worker):
     """The whole of it, watched: stages, progress, Stop. `result` is set when it is complete.
 

@@ -10,6 +10,7 @@ from specviz.errors import SpecVizError
 from specviz.figures import retuned as charts
 from specviz.trace import MAX_K
 from specviz.ui.chart import chart
+from specviz.ui.controls import OWN
 
 if TYPE_CHECKING:  # imported on a click only: the page does not wait for torch
     from specviz.training.retune import Retune, Retuned
@@ -105,5 +106,6 @@ def outcome(found: Retuned) -> None:
         if before is not None and after is not None:
             column.metric(f"{words} (measured)", f"{after:.3g}", f"{after - before:+.2g}",
                           delta_color="inverse" if at == "calibration_error" else "normal")
-    st.page_link("pages/decode.py", label=f"Choose the drafter {found.folder.name!r} on the Decode page",
-                 icon=":material/play_circle:")
+    st.page_link("pages/decode.py", label="Decode with the retuned drafter", icon=":material/play_circle:",
+                 query_params={"drafter": OWN, "folder": str(found.folder)})
+    st.caption(f"It lies in {found.folder}; on the command line: --drafter with that folder.")

@@ -78,14 +78,14 @@ def test_a_whole_retuning_judges_on_prompts_it_never_trained_on_and_keeps_a_draf
     assert found.before.live.identical_to_plain == found.after.live.identical_to_plain == 2
     assert len(found.after.overlap) == 8 and found.folder.name == "mine"
     assert checkpoints.load_block_net(found.folder).config.serial == 24
-    assert retune.retuned() == {"mine": found.folder}
+    assert found.folder == retune.folder_of("mine")
 
 
 def test_stop_keeps_nothing(tiny):
     job = Retune(RetuneOrder(PROMPTS, "mine", seconds=600, answer_tokens=16), tiny)
     job.stop()
     assert job.execute().status == "stopped" and job.error is None
-    assert job.result is None and retune.retuned() == {}
+    assert job.result is None and not retune.folder_of("mine").exists()
 
 
 def _live(counts):
