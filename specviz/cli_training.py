@@ -11,11 +11,10 @@ from pathlib import Path
 
 from specviz import cli_plugin
 from specviz.errors import SettingsError
-from specviz.models.pairs import EMBEDDED
-from specviz.orders import trained
+from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.orders import check_drafter, trained
 from specviz.trace import MAX_K, Settings
 
-KINDS = ("autoregressive", "parallel", "hybrid")
 _QUIET_SECONDS = 15.0
 
 
@@ -55,7 +54,9 @@ def add_parsers(subparsers) -> None:
     evaluate.add_argument("--k", type=int, default=7, metavar="K", help="(default: %(default)s)")
     evaluate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0)")
     evaluate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
-    evaluate.add_argument("--drafter", choices=KINDS, action="append", help="only this one (may be given again)")
+    evaluate.add_argument("--drafter", action="append", metavar="D",
+                          help="only this one: hybrid, parallel, autoregressive, the folder of a trained or published "
+                               "one, or FILE.py:CLASS (may be given again; default: all trained ones)")
     evaluate.add_argument("--json", action="store_true", help="print one JSON object")
     evaluate.set_defaults(handler=eval_command)
     cli_plugin.add_parser(commands)
@@ -154,24 +155,34 @@ def eval_command(arguments: argparse.Namespace) -> int:
     if arguments.count < 1 or not 1 <= arguments.k <= MAX_K:
         raise SettingsError(f"--count must be at least 1 and --k from 1 to {MAX_K}.")
     settings = Settings(k=arguments.k, temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
-    from specviz.drafters import checkpoints, shipped
-    from specviz.models.causal import CausalModel
-    from specviz.models.load import load_target
+    from specviz.drafters import checkpoints
+    from specviz.runs import STORE, make_drafter
     from specviz.training import evaluate
 
-    loaded, tell = load_target(arguments.pair), _told()
-    target = CausalModel(loaded.module)
-    prompts = _prompts(arguments.prompts, loaded.tokenizer)[: arguments.count]
+    pair = find_pair(arguments.pair)
+    names = arguments.drafter or (list(trained()) if pair.name == EMBEDDED else [])
+    if not names:
+        raise SettingsError(f"{pair.title} has no trained drafters: name one with --drafter, such as a folder.")
+    for name in names:
+        check_drafter(pair, name)
+    if arguments.prompts == "heldout" and pair.name != EMBEDDED:
+        raise SettingsError("The held-out prompts are token ids of the embedded target: for another pair name a text "
+                            "file with --prompts, one prompt a line.")
+    opened, tell = STORE.open(pair.target, "auto", "auto"), _told()
+    target = opened.model
+    prompts = _prompts(arguments.prompts, opened.tokenizer)[: arguments.count]
     plain = evaluate.plain_texts(target, prompts, settings)
     found = []
-    for kind in arguments.drafter or trained():
-        make = shipped.opener(kind, target)
+    for name in names:
+        def make(settings: Settings, name=name):
+            return make_drafter(name, pair, opened, settings)
+
         result = evaluate.live(target, make, prompts, settings, plain,
-                               lambda n, kind=kind: tell(f"{kind}: {n} of {len(prompts)} prompts"))
-        stored = checkpoints.read(trained()[kind])[3]
+                               lambda n, name=name: tell(f"{name}: {n} of {len(prompts)} prompts"))
+        stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
         seconds = evaluate.draft_seconds(target, make, prompts[0], range(1, MAX_K + 1))
-        found.append({"name": kind, **result.as_json(), "draft_seconds_by_k": seconds,
-                      "alpha_by_position": stored.get("alpha_by_position", {}).get(kind)})
+        found.append({"name": name, **result.as_json(), "draft_seconds_by_k": seconds,
+                      "alpha_by_position": stored.get("alpha_by_position", {}).get(name)})
     if arguments.json:
         print(json.dumps({"pair": arguments.pair, "k": arguments.k, "temperature": arguments.temperature,
                           "prompts": len(prompts), "settings": asdict(settings), "drafters": found}))
@@ -199,6 +210,8 @@ def _prompts(source: str, tokenizer) -> list[list[int]]:
         raise SettingsError(f"The prompts in {source[:80]} cannot be read: {error}.") from None
     if not (lines := [line for line in lines if line.strip()]):
         raise SettingsError(f"{source[:80]} holds no prompt: write one a line.")
+    if getattr(tokenizer, "chat_template", True) is None:
+        return [tokenizer(line)["input_ids"] for line in lines]
     turns = [[{"role": "user", "content": line}] for line in lines]
     return [tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=True)["input_ids"] for t in turns]
 

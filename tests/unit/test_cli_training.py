@@ -1,10 +1,12 @@
 """The commands `train` and `drafters`: what they accept, and that bad input is refused in a sentence."""
 
 import argparse
+import json
 
 import pytest
+from tiny_models import write_dflash
 
-from specviz import cli_training
+from specviz import cli, cli_training
 from specviz.errors import SettingsError
 
 
@@ -48,3 +50,30 @@ def test_a_typed_kind_that_does_not_exist_is_refused(capsys):
     with pytest.raises(SystemExit):
         parsed("train", "drafter", "magic", "x", "y")
     assert "invalid choice" in capsys.readouterr().err
+
+
+def test_eval_measures_any_drafter_of_a_pair_end_to_end(tmp_path, toy_target, capsys):
+    """On the toy pair, in a second: one of the pair's own and a published one's folder; every promised key is there."""
+    (tmp_path / "prompts.txt").write_text("the cat sees the\nthe dog and\n")
+    folder = write_dflash(tmp_path / "mine", toy_target)
+    words = ["drafters", "eval", "--pair", "toy", "--prompts", str(tmp_path / "prompts.txt"), "--k", "3",
+             "--max-new-tokens", "12", "--drafter", str(folder), "--drafter", "autoregressive", "--json"]
+    assert cli.main(words) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [d["name"] for d in told["drafters"]] == [str(folder), "autoregressive"] and told["prompts"] == 2
+    for one in told["drafters"]:
+        assert one["identical_to_plain"] == 2 and one["tokens_per_second"] > 0 and one["plain_tokens_per_second"] > 0
+        assert {"mean_acceptance_length", "mean_acceptance_length_ci", "acceptance_by_position", "alpha_by_position",
+                "draft_seconds_by_k", "distinct_4"} <= one.keys()
+    assert list(told["drafters"][0]["draft_seconds_by_k"]) == [str(k) for k in range(1, 8)]  # its block's K
+    assert cli.main(words[:-1]) == 0
+    assert "mean acceptance length" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["--pair", "toy"], "no trained drafters"), (["--pair", "toy", "--drafter", "ngram"], "held-out prompts"),
+    (["--drafter", "magic"], "has no drafter 'magic'"),
+])
+def test_eval_says_what_it_cannot_measure(words, said, capsys):
+    assert cli.main(["drafters", "eval", *words]) == 2
+    assert said in capsys.readouterr().err
