@@ -56,6 +56,18 @@ def add_parsers(subparsers) -> None:
     load.add_argument("--seeds", default="0", type=numbers, metavar="LIST", help="one load per seed (default: 0)")
     load.add_argument("--cancel", type=float, default=0.0, metavar="SHARE",
                       help="share of requests cancelled at a random moment (default: 0)")
+    load.add_argument("--simulate", metavar="DEVICE",
+                      help="no model runs: rounds take what the roofs of a device of the catalogue allow, such as "
+                           "'H100 SXM', and drafts survive by chance")
+    load.add_argument("--shape", default="Llama-3.1-8B", metavar="NAME",
+                      help="of --simulate: a built-in shape (default: %(default)s)")
+    load.add_argument("--survival", type=float, default=0.8, metavar="P",
+                      help="of --simulate: the chance of draft 1, falling to two thirds of it at the last "
+                           "(default: %(default)s)")
+    load.add_argument("--draft-share", type=float, default=0.05, metavar="S",
+                      help="of --simulate: one pass of the drafter in passes of the target (default: %(default)s)")
+    load.add_argument("--prompt-tokens", type=int, default=200, metavar="N",
+                      help="of --simulate: tokens of every prompt (default: %(default)s)")
     load.set_defaults(handler=load_command)
 
 
@@ -119,6 +131,14 @@ def load_command(arguments: argparse.Namespace) -> int:
     from specviz.loadrun import LoadOrder, LoadRun
 
     found, code = [], 0
+    if arguments.simulate:
+        order = LoadOrder(
+            arguments.pair, "simulated", chosen, rates[0], arguments.seconds, arguments.burst, arguments.k,
+            lengths=lengths, seeds=tuple(arguments.seeds), rows=arguments.rows, settings=settings)
+        run = _simulation(arguments, order, rates)
+        code = _watch(run)
+        found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
+        rates = []
     for rate in rates:
         run = LoadRun(LoadOrder(
             arguments.pair, arguments.drafter or drafter_names(pair)[0], chosen, rate, arguments.seconds,
@@ -129,8 +149,10 @@ def load_command(arguments: argparse.Namespace) -> int:
         if code:
             break
     if arguments.json:
-        print(json.dumps({"pair": arguments.pair, "drafter": run.order.drafter, "device": run.device,
-                          "table": None if run.table is None else dataclasses.asdict(run.table),
+        table = None if arguments.simulate or run.table is None else dataclasses.asdict(run.table)
+        print(json.dumps({"pair": arguments.shape if arguments.simulate else arguments.pair,
+                          "drafter": run.order.drafter, "device": arguments.simulate or run.device, "table": table,
+                          "simulated": bool(arguments.simulate),
                           "policies": found}, allow_nan=False))
         return code
     print(f"{'rate':>6} {'policy':18} {'seed':>4} {'tokens/s':>9} {'per user':>9} {'per token':>9} {'verified':>8} "
@@ -142,6 +164,24 @@ def load_command(arguments: argparse.Namespace) -> int:
               f"{number(f['mean_verify_length']):>8} {percent(f['wasted_verify_fraction']):>7} "
               f"{number(f['mean_running']):>7} {f['requests']:>8} {same:>7}")
     return code
+
+
+def _simulation(arguments: argparse.Namespace, order, rates):
+    """The server of an order on a device of the catalogue, by its roofs. Raises SpecVizError for unknown names."""
+    from specviz import steptable
+    from specviz.hardware import catalogue, shapes
+    from specviz.loadrun import Simulation
+    from specviz.serving import Chances, Limits
+
+    if not (0 <= arguments.draft_share <= 10 and 1 <= arguments.prompt_tokens <= 100_000):
+        raise SettingsError("--draft-share lies in 0..10 and --prompt-tokens in 1..100000.")
+    entry, shape = catalogue.device(arguments.simulate), shapes.shape(arguments.shape)
+    precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
+    context = arguments.prompt_tokens + order.lengths[1] // 2
+    costs = steptable.modelled(shape, entry.ceilings(precision), context, arguments.draft_share, False)
+    chances = Chances(tuple(arguments.survival * (1 - i / 18) for i in range(7)), 0.25)
+    limits = Limits(order.rows, arguments.prompt_tokens + order.lengths[1] + 16, chunk=2048)
+    return Simulation(order, rates, costs, chances, limits, arguments.prompt_tokens)
 
 
 def _span(text: str) -> tuple[int, int]:

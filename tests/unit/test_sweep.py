@@ -164,3 +164,18 @@ def test_the_commands_print_their_keys(at_home, capsys):
         assert cli.main(bad) == 2
         out, err = capsys.readouterr()
         assert not out and "Traceback" not in err
+
+
+def test_a_load_is_simulated_on_a_device_of_the_catalogue(capsys):
+    """No model runs: the same arrivals under two policies, labelled as simulated, and the same figures again."""
+    command = ["load", "--simulate", "H100 SXM", "--policy", "fixed:2,prefix", "--rate", "20", "--seconds", "0.5",
+               "--rows", "8", "--json"]
+    assert cli.main(command) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["simulated"] and first["device"] == "H100 SXM" and first["table"] is None
+    assert [p["policy"] for p in first["policies"]] == ["fixed K = 2", "prefix scheduler"]
+    assert all(p["finished"] == p["requests"] > 0 for p in first["policies"])
+    assert cli.main(command) == 0
+    assert json.loads(capsys.readouterr().out) == first
+    assert cli.main(["load", "--simulate", "Abacus"]) == 2
+    assert "no device 'Abacus'" in capsys.readouterr().err
