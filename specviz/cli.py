@@ -260,10 +260,9 @@ def _writable(name: str) -> Path:
 def _watch(run) -> int:
     """Run it to its end, with progress on stderr. Returns 0, or INTERRUPTED after Ctrl-C."""
     line, code = _Line(), 0
-    run.start()
+    run.start(watched=False)
     while run.alive:
         try:
-            run.poll()
             line.show(_state(run))
             run.join(0.2)
         except KeyboardInterrupt:

@@ -22,9 +22,10 @@ class Watched:
         self._polled: float | None = None
         self._thread: threading.Thread | None = None
 
-    def start(self) -> Self:
-        """Work in a thread. Whoever watches must `poll` at least every few seconds."""
-        self.poll()
+    def start(self, watched: bool = True) -> Self:
+        """Work in a thread. Whoever watches must `poll` at least every few seconds; watched False: nobody has to, since
+        whoever waits ends together with this process, as the command line does."""
+        self._polled = time.monotonic() if watched else None
         self._halt.clear()
         self._thread = threading.Thread(target=self.execute, daemon=True, name=f"specviz {type(self).__name__}")
         self._thread.start()
