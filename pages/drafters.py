@@ -19,7 +19,7 @@ try:
         drafters.race(shown)
         drafters.speed(shown)
         drafters.acceptance(shown)
-    drafters.cost(shown)
+    drafters.cost()
     if shown is not None:
         drafters.confidence(shown)
         failures.show(shown)

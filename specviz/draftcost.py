@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specviz.errors import SettingsError, SpecVizError
-from specviz.lanes import FOLDER
+from specviz.lanes import FOLDER, PATIENCE_SECONDS
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
 from specviz.prompts import PRESETS, TOY_PRESETS
@@ -85,6 +85,11 @@ class Costs(Worker):
         self.ks = tuple(ks)
         self.cost: DraftCost | None = None
         self._store = store
+
+    def poll(self) -> None:
+        """Somebody is still watching. Patient: a page with so many charts takes seconds to be drawn on a busy machine."""
+        super().poll()
+        self._polled += PATIENCE_SECONDS
 
     def work(self) -> None:
         import torch

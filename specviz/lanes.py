@@ -7,6 +7,7 @@ measured in the same process like any other lane.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,6 +31,8 @@ FOLDER = Path(__file__).resolve().parents[1] / "assets" / "traces" / "lanes"
 MAX_PROMPTS = 20
 KEPT = 2
 """How many of p's and of q's likeliest tokens a recorded lane keeps at each position that was judged."""
+PATIENCE_SECONDS = 15.0
+"""How much longer than other work that is watched this goes on unwatched."""
 Key = tuple[str, str]
 """(prompt's name, drafter)."""
 
@@ -92,9 +95,15 @@ class Lanes(Worker):
             raise SettingsError(f"At most {MAX_PROMPTS} prompts are run at once, not {len(order.texts)}.")
         if order.settings.k < 1:
             raise SettingsError("K must be at least 1: with K = 0 nothing is drafted.")
+        self.id = uuid.uuid4().hex[:12]
         self.order, self.pair = order, pair
         self.traces: dict[Key, Trace] = {}
         self._store = store
+
+    def poll(self) -> None:
+        """Somebody is still watching. Patient: a page with so many charts takes seconds to be drawn on a busy machine."""
+        super().poll()
+        self._polled += PATIENCE_SECONDS
 
     def work(self) -> None:
         from specviz.models.fetch import Stopped

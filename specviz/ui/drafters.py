@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 import streamlit as st
@@ -24,7 +24,6 @@ from specviz.ui.player import Seek, player
 
 POLL_SECONDS = 0.6
 BOUND = {"bind": "query-params"}
-SHORT = {"ngram": "n-gram"}
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,6 @@ def buttons(order: LanesOrder | None) -> None:
 
 
 def _start(order: LanesOrder, before: Lanes | None) -> None:
-    from dataclasses import replace
-
     if before is not None:
         before.stop()
     count = st.session_state["lanes-wanted"]
@@ -167,7 +164,7 @@ def shown() -> Shown | None:
     run = current()
     if run is not None and run.traces:
         found = run.traces
-        return Shown(f"{id(run)}-{len(found)}", found, False)
+        return Shown(f"{run.id}-{len(found)}", found, False)
     found = _recorded()
     return Shown("recorded", found, True) if found else None
 
@@ -299,7 +296,7 @@ def acceptance(now: Shown) -> None:
                "one of every round.")
 
 
-def cost(now: Shown | None) -> None:
+def cost() -> None:
     """What a draft costs as K grows: recorded first, measured here on request."""
     st.markdown("#### What a draft costs as K grows")
     run: draftcost.Costs | None = st.session_state.get("cost-run")

@@ -20,7 +20,11 @@ _CHANCE = ["p", "q", "u"]
 
 
 def show(now: Shown) -> None:
-    """The whole section."""
+    """The whole section. A fragment: filters and rejections do not redraw the rest of the page."""
+    st.fragment(_show)(now)
+
+
+def _show(now: Shown) -> None:
     st.markdown("#### Where it fails")
     names = lane_sets.drafters_of(now.lanes)
     if not names:
@@ -71,6 +75,10 @@ def _picked() -> None:
         st.session_state["fail-at"] = rows[0]
 
 
+def _go(at: int) -> None:
+    st.session_state["fail-at"] = at
+
+
 def _browse(now: Shown, mine: pd.DataFrame, drafter: str) -> None:
     rejected = mine[mine.verdict == "rejected"]
     if rejected.empty:
@@ -100,14 +108,11 @@ def _browse(now: Shown, mine: pd.DataFrame, drafter: str) -> None:
     at = st.session_state.get("fail-at")
     at = at if isinstance(at, int) and 0 <= at < len(found) else None
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Previous rejection", icon=":material/navigate_before:", key="fail-previous", disabled=not at):
-            st.session_state["fail-at"] = at - 1
-            st.rerun()
+        st.button("Previous rejection", icon=":material/navigate_before:", key="fail-previous", disabled=not at,
+                  on_click=_go, args=((at or 0) - 1,))
         last = at is not None and at == len(found) - 1
-        if st.button("Open the first" if at is None else "Next rejection", icon=":material/navigate_next:",
-                     key="fail-next", disabled=last):
-            st.session_state["fail-at"] = 0 if at is None else at + 1
-            st.rerun()
+        st.button("Open the first" if at is None else "Next rejection", icon=":material/navigate_next:",
+                  key="fail-next", disabled=last, on_click=_go, args=(0 if at is None else at + 1,))
         st.download_button("Rejections (CSV)", export.csv(found), f"specviz-rejections-{export.safe_name(drafter)}.csv",
                            "text/csv", key="fail-csv", on_click="ignore", icon=":material/download:")
     if at is not None:

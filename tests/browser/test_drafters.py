@@ -7,7 +7,7 @@ import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 90_000
+WAIT = 120_000
 
 
 @pytest.fixture(scope="module")

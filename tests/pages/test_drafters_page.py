@@ -25,13 +25,14 @@ def counted(app):
 
 
 def wait(app, key, seconds=120):
+    """Poll the work as the browser does, and draw the page once it has ended."""
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        app.run()
-        if not app.session_state[key].alive:
-            return app.run()
-        time.sleep(0.2)
-    raise AssertionError("it did not end")
+    work = app.session_state[key]
+    while work.alive and time.monotonic() < deadline:
+        work.poll()
+        time.sleep(0.1)
+    assert not work.alive, "it did not end"
+    return app.run()
 
 
 def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
