@@ -20,10 +20,10 @@ from specviz.hardware.memory import free_memory_bytes
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are measured; others go by the next larger one, more than the last by the last."""
-_REPEATS = 5
+_REPEATS = 3
 _SMALL_BYTES = 16 * 2**20
 """Smaller weights fit the processor's cache: nothing to gain from another order of them."""
-_STREAMED_BYTES = 96 * 2**20
+_STREAMED_BYTES = 64 * 2**20
 """How much weight is timed at a time: more than a processor's cache holds."""
 
 
@@ -126,7 +126,7 @@ def measure(weights: Sequence[torch.Tensor]) -> tuple[bool, ...]:
     """For each of SIZES, whether the reordered copies of these weights are faster than the weights themselves.
 
     Give several layers' weights, more than the processor's cache holds, so that what is measured is streaming.
-    Takes some 0.1 s. Returns () where no copy can be made.
+    Takes some 0.5 s. Returns () where no copy can be made.
     """
     if not all(map(can_pack, weights)):
         return ()
@@ -140,7 +140,7 @@ def _seconds(layers: Sequence[Linear | Int8Linear], dtype: torch.dtype, rows: in
     """The shortest time that one product by each of the layers took, on inputs of this type."""
     inputs = [torch.randn(rows, layer.weight.shape[1], dtype=dtype) for layer in layers]
     best = float("inf")
-    for _ in range(_REPEATS):
+    for _ in range(_REPEATS if rows <= 8 else _REPEATS - 1):  # what computes for long varies less
         started = time.perf_counter()
         for x, layer in zip(inputs, layers):
             layer(x)
