@@ -68,7 +68,7 @@ class Scale:
     """How many settings of assisted generation its best is looked for among."""
 
 
-FULL, QUICK = Scale(3, 20, 128, 60, 40, 1320, 6, 6), Scale(1, 3, 48, 15, 24, 180, 3, 0)
+FULL, QUICK = Scale(3, 20, 128, 60, 32, 1320, 6, 6), Scale(1, 3, 48, 15, 24, 180, 3, 0)
 
 
 @dataclass
@@ -447,7 +447,7 @@ def _measure(systems: Sequence[System], groups: Sequence[peers.Group], scale: Sc
     counts = plan(warm, len(groups), scale.seconds - (time.perf_counter() - began), scale.least)
     shares = [set(spread(count, len(groups))) for count in counts]
     for index, group in enumerate(groups):
-        enough = min(len(s.texts) for s in systems) >= min(scale.least, len(groups))
+        enough = min(len(s.texts) for s in systems) >= min(LEAST_FOR_A_WINNER, scale.least, len(groups))
         if enough and time.perf_counter() - began > 1.08 * scale.seconds:
             return [f"Stopped after {index} of {len(groups)} prompts: the run had taken its time."]
         tell(f"Prompt {index + 1} of {len(groups)}")
