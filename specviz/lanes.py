@@ -101,7 +101,7 @@ class Lanes(Worker):
         self._store = store
 
     def poll(self) -> None:
-        """Somebody is still watching. Patient: a page with so many charts takes seconds to be drawn on a busy machine."""
+        """Somebody is still watching. Patient: a page of so many charts takes seconds to draw on a busy machine."""
         super().poll()
         self._polled += PATIENCE_SECONDS
 
