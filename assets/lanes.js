@@ -85,7 +85,9 @@ class Board {
       this.end = Math.max(0.001, ...data.lanes.map((lane) => lane.seconds));
       this.events = [...new Set(data.lanes.flatMap((lane) => lane.rounds.flatMap((r) => [
         r.start, r.start + r.draft, r.start + r.draft + r.verify, r.start + r.draft + r.verify + r.other])))]
-        .sort((a, b) => a - b);
+        .sort((a, b) => a - b)
+        // a lookup's draft takes microseconds: moments nearer than a millisecond are one step
+        .reduce((kept, e) => (kept.length && e - kept.at(-1) < 0.001 ? kept : [...kept, e]), []);
       this.el.scrub.max = String(this.end);
       this.build();
       this.t = this.end;
