@@ -129,9 +129,12 @@ def _figures(found: dict, where: str) -> list[str]:
     def figure(key: str) -> str:
         return _times(found[key], found["intervals"].get(key))
 
-    return [
+    lines = [
         f"{where}: plain {found['plain_tokens_per_second']:.1f} tokens/s, best speculative {best['drafter']} at "
         f"K = {best['k']} {best['tokens_per_second']:.1f} tokens/s: {figure('speedup_vs_plain')}",
+    ]
+    return lines if found["peer_precision"] is None else [
+        *lines,
         f"    plain against plain {peer}: {figure('plain_vs_transformers_plain')}",
         f"    best speculative against plain {peer}: {figure('speedup_vs_transformers_plain')}",
         f"    best speculative against assisted {peer}, its best settings: "
