@@ -16,6 +16,7 @@ import torch
 
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.errors import PluginError, SpecVizError
+from specviz.lazy import whole
 from specviz.models.causal import CausalModel
 from specviz.orders import plugin_parts
 from specviz.trace import MAX_K, Cost, Settings
@@ -144,8 +145,8 @@ class CheckedDrafter:
                 self._wrong(f"it drafted the token {token!r:.40}, but the target knows 0 to {self._vocab - 1}")
         shape = (len(tokens), self._vocab)
         try:
-            q = _whole(found.draft_probs[i])
-            logits = None if found.draft_logits[i] is None else _whole(found.draft_logits[i])
+            q = whole(found.draft_probs[i])
+            logits = None if found.draft_logits[i] is None else whole(found.draft_logits[i])
         except AttributeError:
             self._wrong("draft_probs and draft_logits must hold tensors")
         if tuple(q.shape) != shape or (logits is not None and tuple(logits.shape) != shape):
@@ -168,11 +169,6 @@ class CheckedDrafter:
             if (entries := getattr(found, name)) is not None and len(entries[i]) != len(tokens):
                 self._wrong(f"{name} has {len(entries[i])} entries for {len(tokens)} drafts")
         return q
-
-
-def _whole(rows) -> torch.Tensor:
-    """[K, V] of a tensor, or of what is read like one and can give it (see `base.Proposal`)."""
-    return rows if isinstance(rows, torch.Tensor) else rows.whole()
 
 
 def _said(error: BaseException) -> str:

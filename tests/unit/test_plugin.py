@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tiny_models import write_dflash
 
 from specviz import cli, conformance
 from specviz.drafters import plugin
@@ -81,6 +82,12 @@ def test_a_wrong_drafter_is_caught(written, permitted, what):
                             "self.counts['old', row] = self.counts.pop(row); del self.last[row]")
     assert text != GOOD
     assert demand in faults(written(text))
+
+
+@pytest.mark.parametrize("name", ["ngram", "autoregressive", "first-layers", "published"])
+def test_the_labs_own_drafters_pass_too(name, tmp_path, toy_target):
+    """Lookup, a model of its own, the target's first layers, and a folder in the DFlash layout."""
+    assert faults(str(write_dflash(tmp_path / "mine", toy_target)) if name == "published" else name) == {}
 
 
 def run_of(name, **settings):
