@@ -19,6 +19,7 @@ from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Proposal
 from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.orders import drafter_names
 from specviz.runs import ModelStore
 from specviz.runs import make_drafter as making
 from specviz.sampling import draw, warp
@@ -28,7 +29,7 @@ FULL = bool(os.environ.get("SPECVIZ_FULL"))
 NEAR_TIE = 1e-3
 """Widest gap between the two largest logits that rounding is believed to have turned over."""
 TOKENS = 24
-DRAFTERS = find_pair(EMBEDDED).drafters
+DRAFTERS = drafter_names(find_pair(EMBEDDED))
 TEXTS = (
     prompting.preset("copy-edit").text, prompting.preset("code").text, prompting.preset("story").text,
     prompting.preset("list").text, prompting.preset("maths").text, prompting.preset("translation").text,
