@@ -84,12 +84,13 @@ def test_committing_bit_by_bit_equals_starting_with_the_longer_text(target, kind
 
 
 @pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])
-def test_rows_with_their_own_k_draft_as_if_alone(target, kind):
+@pytest.mark.parametrize("ks", [(2, 6, 4), (4, 4, 4)])  # those with the same K attend together
+def test_rows_with_their_own_k_draft_as_if_alone(target, kind, ks):
     texts = {0: PROMPT, 5: [1, 2, 3], 7: [9]}  # the last one has no context at all
     together = make(kind, target, temperature=1.0)
     for row, text in texts.items():
         together.start(row, text, taps_of(target, text[:-1]) if len(text) > 1 else torch.empty(0, 2 * SIZE), 40)
-    ks = {0: 2, 5: 6, 7: 4}
+    ks = dict(zip(texts, ks))
     out = together.propose([request(r, texts[r][-1], ks[r]) for r in texts])
     for i, (row, text) in enumerate(texts.items()):
         alone = make(kind, target, temperature=1.0)
