@@ -182,7 +182,8 @@ def test_a_hybrid_guesses_at_once_and_shows_every_correction():
 
 def test_the_words_of_a_correction_count_what_was_kept():
     def slot(i, guess, final):
-        return {"slot": i, "id": final, "text": f"t{final}", "q": 0.5, "first_guess": {"id": guess, "text": f"t{guess}"}}
+        rough = {"id": guess, "text": f"t{guess}"}
+        return {"slot": i, "id": final, "text": f"t{final}", "q": 0.5, "first_guess": rough}
 
     told = frames._mended([slot(0, 1, 1), slot(1, 2, 2), slot(2, 3, 9), slot(3, 4, 8)])
     assert [at for at, _ in told] == [2, 3]
