@@ -298,7 +298,7 @@ class Board {
       const wide = x(r.start + length) - x(r.start);
       const count = r.accepted + (r.bonus !== null);
       if (wide > 15) {
-        put("text", { x: x(r.start + length) - wide / 2, y: 11, "text-anchor": "middle", "font-size": 11, fill: ink,
+        put("text", { x: x(r.start + length) - wide / 2, y: 11, "text-anchor": "middle", "font-size": 12, fill: ink,
           "font-family": style.fontFamily }, String(count));
       }
     });

@@ -243,7 +243,7 @@ function drawStrip(scene, width, round, s, lit) {
     }
     if (corrected && slot.confidence !== null) {
       scene.text(`sure:${i}`, x0(i + 1) + column / 2, 169, `${percent(slot.confidence)} sure`,
-        { "text-anchor": "middle", "font-size": 11, fill: ink.muted, opacity: look.opacity });
+        { "text-anchor": "middle", "font-size": 12, fill: ink.muted, opacity: look.opacity });
     }
   });
 

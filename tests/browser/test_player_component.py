@@ -28,7 +28,10 @@ live = "live" in st.query_params
 def show():
     run = whole
     if live:
-        st.session_state.n = min(st.session_state.get("n", -1) + 1, len(whole.rounds))
+        # the last rounds wait for a press: until then the run is live, however slow the browser is
+        most = len(whole.rounds) if st.button("Go on") or st.session_state.get("on") else 3
+        st.session_state.on = most > 3
+        st.session_state.n = min(st.session_state.get("n", -1) + 1, most)
         run = dataclasses.replace(whole, rounds=whole.rounds[:st.session_state.n])
     seek = Seek("link", int(st.query_params["round"]), 0) if "round" in st.query_params else None
     head = player(run, key="player", run_id="one", streaming=live and len(run.rounds) < len(whole.rounds),
@@ -137,6 +140,7 @@ def test_a_link_opens_its_round(page, url):
 def test_a_live_run_loses_no_round_and_is_followed(page, url):
     opened(page, f"{url}/?live=1")
     expect(page.get_by_role("button", name="Follow live")).to_be_visible()
+    press(page, "Go on")
     expect(page.locator(".where")).to_contain_text("Round 6 of 6 · End", timeout=20000)
     expect(page.get_by_role("button", name="Follow live")).to_be_hidden()
     press(page, "First step")
