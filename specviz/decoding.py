@@ -82,18 +82,21 @@ def decode(
     max_k = min(settings.k if choose_k is None else 16, drafter.max_k) if drafter else 0
     timer = clock(str(target.device))
 
-    # 1. The prompt is forwarded once, all but its last token, which is the first anchor.
+    # 1. Each prompt is forwarded once, however many rows begin with it: all but its last token, the first anchor.
     with timer.section("prefill"):
         for row in rows:
             cache.add(row.id, len(row.prompt) + row.limit + max_k + 1)
-        long = [row for row in rows if len(row.prompt) > 1]
-        tapped = {row.id: None for row in rows}
+        first = {row.prompt: row for row in reversed(rows)}
+        long = [row for row in rows if len(row.prompt) > 1 and first[row.prompt] is row]
+        tapped = {row.prompt: None for row in rows}
         if long:
             out = target.forward(cache, [r.id for r in long], [r.prompt[:-1] for r in long], taps, logits=False)
             if taps:
-                tapped |= {row.id: t for row, t in zip(long, out.taps)}
+                tapped |= {row.prompt: t for row, t in zip(long, out.taps)}
         for row in rows:
-            start_drafter(target, drafter, row, tapped[row.id], len(row.prompt) + row.limit + max_k + 1)
+            if first[row.prompt] is not row and len(row.prompt) > 1:
+                cache.copy(first[row.prompt].id, row.id)
+            start_drafter(target, drafter, row, tapped[row.prompt], len(row.prompt) + row.limit + max_k + 1)
     measured.prefill_seconds = timer.seconds("prefill")
 
     active = rows

@@ -46,7 +46,7 @@ class Pass:
 
 
 class RaggedCache:
-    """K and V of one run. `add`, `truncate` and `drop` are O(1); storage grows when rows or capacity do."""
+    """K and V of one run. `add`, `truncate` and `drop` are O(1); storage grows when rows or capacity do, at a write."""
 
     def __init__(self, layers: int, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype = device, dtype
@@ -69,6 +69,16 @@ class RaggedCache:
             self._slot_count += 1
         self._slots[row] = self._free.pop(0)
         self.lengths[row] = 0
+
+    @torch.inference_mode()
+    def copy(self, source: int, row: int) -> None:
+        """Give an empty row what another row holds, after a pass in which that one was written."""
+        length = self.lengths[source]
+        if self.lengths[row] or length > self._capacity:
+            raise ValueError(f"row {row} is not empty, or has no room for {length} tokens")
+        for store in (*self.keys, *self.values):
+            store[self._slots[row], :, :length] = store[self._slots[source], :, :length]
+        self.lengths[row] = length
 
     def truncate(self, row: int, length: int) -> None:
         """Forget everything of the row from `length` on."""

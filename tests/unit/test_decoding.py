@@ -1,6 +1,7 @@
 """The loop on the toy pair: equality with plain decoding, rows, rollback, ends, counts, and chance."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -125,6 +126,18 @@ def test_the_length_limit_is_met_exactly_and_never_overdrafted(toy_target, toy_d
         assert [len(t) for t in texts] == [length]
         assert rounds[-1].rows[0].finished == "length"
         assert sum(v.accepted for r in rounds for v in r.rows) == sum(v.proposed for r in rounds for v in r.rows)
+
+
+def test_rows_that_begin_with_the_same_prompt_read_it_once_and_each_says_what_it_says_alone(toy_target, toy_draft):
+    prompts = [[0, 1, 3, 0], [2, 3], [0, 1, 3, 0], [0, 1, 3, 0], [4], [4]]
+    settings = Settings(k=3, temperature=1.0, max_new_tokens=20)
+    before = toy_target.tokens_forwarded
+    texts, rounds = run(toy_target, toy_draft, "autoregressive", prompts, settings)
+    assert toy_target.tokens_forwarded - before == 3 + 1 + sum(r.target_tokens for r in rounds)
+    for row, prompt in enumerate(prompts):
+        alone, _ = run(toy_target, toy_draft, "autoregressive", [prompt], replace(settings, seed=row))
+        assert alone == [texts[row]]
+    assert len({tuple(texts[row]) for row in (0, 2, 3)}) > 1, "each with its own chance"
 
 
 def test_one_forward_of_k_plus_1_positions_per_round_and_the_prompt_once(toy_target, toy_draft):
