@@ -134,8 +134,10 @@ class Sampling:
         if self.p_value is None:
             return text + "Every run said the same, or too few did not: no test is possible."
         worst = self.total_variations.index(self.total_variation)
-        text += (f"Chi-square on the first {len(self.p_values)} tokens: p-value {self.p_value:.3g}. Total variation up "
-                 f"to {self.total_variation:.3f}, where chance alone gives about {self.by_chance[worst]:.3f}.")
+        each = ", ".join("none" if p is None else f"{p:.3g}" for p in self.p_values)
+        text += (f"Chi-square on the first {len(self.p_values)} tokens: p-value {self.p_value:.3g} (corrected for as "
+                 f"many tests; singly {each}). Total variation up to {self.total_variation:.3f}, where chance alone "
+                 f"gives about {self.by_chance[worst]:.3f}.")
         if self.samples < LEAST_SAMPLES:
             text += f" {LEAST_SAMPLES} runs are the least that prove anything."
         return text
