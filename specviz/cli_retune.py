@@ -7,9 +7,9 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 
-from specviz.errors import SettingsError, SpecVizError
+from specviz.errors import SpecVizError
+from specviz.prompts import lines_of
 
 _QUIET_SECONDS = 10.0
 
@@ -33,11 +33,7 @@ def retune_command(arguments: argparse.Namespace) -> int:
     """Retune, telling each stage on stderr; print what came out."""
     from specviz.training.retune import Retune, RetuneOrder
 
-    try:
-        lines = Path(arguments.prompts).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The prompts in {arguments.prompts[:80]} cannot be read: {error}.") from None
-    prompts = tuple(line.strip() for line in lines if line.strip())
+    prompts = tuple(line.strip() for line in lines_of(arguments.prompts))
     job = Retune(RetuneOrder(prompts, arguments.name, arguments.seconds, arguments.k, arguments.answer_tokens)).start()
     said, told = "", 0.0
     try:

@@ -13,6 +13,7 @@ from specviz import cli_plugin
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import check_drafter, trained
+from specviz.prompts import lines_of
 from specviz.trace import MAX_K, Settings
 
 _QUIET_SECONDS = 15.0
@@ -204,12 +205,7 @@ def _prompts(source: str, tokenizer) -> list[list[int]]:
         parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
         return [part.prompt(i).tolist() for part in parts for i in range(len(part))
                 if part.held_out(i) and not part.for_calibration(i)]
-    try:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The prompts in {source[:80]} cannot be read: {error}.") from None
-    if not (lines := [line for line in lines if line.strip()]):
-        raise SettingsError(f"{source[:80]} holds no prompt: write one a line.")
+    lines = lines_of(source)
     if getattr(tokenizer, "chat_template", True) is None:
         return [tokenizer(line)["input_ids"] for line in lines]
     turns = [[{"role": "user", "content": line}] for line in lines]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from specviz.errors import SettingsError
 
@@ -136,6 +137,17 @@ def encode(tokenizer, text: str, system: str | None = None, raw: bool = False,
             "ones: shorten it, or ask for fewer new tokens."
         )
     return Encoded(tuple(int(i) for i in ids), whole, raw, " ".join(notes))
+
+
+def lines_of(file: str) -> list[str]:
+    """The lines of a text file that are not blank, a prompt each. Raises SettingsError with a sentence."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The prompts in {file[:80]} cannot be read: {error}.") from None
+    if not (lines := [line for line in lines if line.strip()]):
+        raise SettingsError(f"{file[:80]} holds no prompt: write one a line.")
+    return lines
 
 
 def room(config, new_tokens: int) -> int | None:
