@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pandas as pd
 import plotly.graph_objects as go
 
+from specviz import format
 from specviz.figures import palette, template
 
 _SERIES = (("your prompts", "before", palette.DRAFT, "", "solid"),
@@ -45,5 +46,11 @@ def retuned_figure(data: pd.DataFrame) -> go.Figure:
     chart.update_xaxes(dtick=1, fixedrange=True)
     chart.update_yaxes(range=[0, 1], fixedrange=True)
     return template.finish(
-        chart, "How much of p the drafter covers, slot by slot", f"Lines by slot. {'; '.join(said)}.", "Slot",
+        chart, _title(data), f"Lines by slot. {'; '.join(said)}.", "Slot",
         "Overlap of p and q (measured)")
+
+
+def _title(data: pd.DataFrame) -> str:
+    first = data[(data.slot == 1) & (data.texts == "your prompts")].set_index("drafter").overlap
+    before, after = format.percent(first["before"]), format.percent(first["after"])
+    return f"On your prompts the drafter covered {before} of p in slot 1 before, {after} after"
