@@ -12,7 +12,6 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 
@@ -27,7 +26,7 @@ from specviz.models.fetch import fetch
 from specviz.models.pairs import EMBEDDED, Pair, find_pair
 from specviz.orders import drafter_names, trained
 from specviz.paired import NOISE, Ratio, interval, plan, ratio, spread
-from specviz.prompts import encode, presets_for
+from specviz.prompts import encode, lines_of, presets_for
 from specviz.runs import STORE, ModelStore, Opened, make_drafter
 from specviz.trace import MAX_ROWS, Settings
 
@@ -42,8 +41,6 @@ VERIFY = 6
 """Positions of the verify pass that is held against one plain step (K = 5)."""
 PADDED = (2, 4)
 """Positions at which a plain step could be run too, should they be faster than one: the rest would be padding."""
-PEER_PRECISIONS = ("fp32", "bf16", "fp16")
-"""What the peers can run in; against any other of ours they run in fp32, their stock precision."""
 BUSY = 0.05
 """Share of the processor that other programs may use before the figures come with a warning."""
 LEAST_FOR_A_WINNER = 3
@@ -124,14 +121,14 @@ def bench(
         raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {batch}.")
     target = store.open(pair.target, device, precision)
     others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
-    equal = target.precision if target.precision in PEER_PRECISIONS else "fp32"
+    # no peer has our reduced precision on processors: there they run in fp32, their stock one, as does a block of ours
+    equal = "fp32" if target.device == "cpu" else target.precision
     groups, picking = _groups(pair, target, prompts, scale, batch)
 
     opened = {target.precision: target}
-    for name in (equal, *(["fp32"] if target.device == "cpu" else [])):
-        if name not in opened:
-            tell(f"Loading the target in {name} beside it")
-            opened[name] = store.open(pair.target, target.device, name)
+    if equal not in opened:
+        tell(f"Loading the target in {equal} beside it")
+        opened[equal] = store.open(pair.target, target.device, equal)
     timed = {}
     for name, place in opened.items():
         tell(f"Ceilings and steps in {name}")
@@ -159,6 +156,8 @@ def bench(
             ours = [equal_best] if equal_best else chosen
             made, missing = _peers(pair, opened[equal], ours, picking, scale, batch, longest, store, tell, closing,
                                    versions)
+            if equal != target.precision:
+                made.append(_transformers_plain(pair, target))
             notes += missing
             for system in made:
                 tell(f"Warming up {system.label}")
@@ -255,15 +254,7 @@ def prompts_from(wish: str, pair: str) -> list[str] | None:
         return None
     if wish == "presets":
         return [p.text for p in presets_for(pair)]
-    try:
-        with open(wish, encoding="utf-8") as file:
-            lines = [line.strip() for line in islice(file, 1000) if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"--prompts must be heldout, presets or a text file with one prompt a line; {wish[:60]!r} "
-                            f"cannot be read ({type(error).__name__}).") from None
-    if not lines:
-        raise SettingsError(f"There is no prompt in {wish[:60]!r}: write one a line.")
-    return lines
+    return lines_of(wish)
 
 
 # ------------------------------------------------------------------------------------------- our systems
@@ -368,8 +359,8 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
     notes: list[str] = []
     folder, eos = fetch(pair.target), target.model.eos_ids()
     tell("Loading transformers as a peer")
-    stock = peers.Transformers(load.load_module(folder, target.device, target.precision), target.device,
-                               target.precision, eos)
+    stock = peers.Transformers(load.load_module(folder, target.device, target.precision, stock=True),
+                               target.device, target.precision, eos)
     systems = [System("transformers", "plain", target.precision, stock.runner())]
     drafter = next((d for s in ours if isinstance(
         d := make_drafter(s.drafter, pair, target, Settings(), store), AutoregressiveDrafter)), None)
@@ -382,7 +373,7 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
                               stock.runner(prompt_lookup_num_tokens=8), 8))
     if batch == 1 and drafter is not None:
         k = next((s.k for s in ours if s.drafter == drafter.name), ours[0].k)
-        assistant = stock.assistant(drafter, target.model, target.tokenizer)
+        assistant = stock.assistant(drafter, target.model, load.load_tokenizer(folder, stock=True))
         systems.append(System("transformers", f"assisted by {drafter.name}", target.precision,
                               stock.assisted(assistant, k, "constant", 0.0), k))
         if scale.assisted:
@@ -400,6 +391,13 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
         except SpecVizError as error:
             notes.append(str(error))
     return systems, notes
+
+
+def _transformers_plain(pair: Pair, target: Opened) -> System:
+    """transformers' plain decoding in the precision of this target, wholly in it."""
+    module = load.load_module(fetch(pair.target), target.device, target.precision, stock=True)
+    stock = peers.Transformers(module, target.device, target.precision, target.model.eos_ids())
+    return System("transformers", "plain", target.precision, stock.runner())
 
 
 def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:

@@ -1,7 +1,6 @@
 """Confidence against what happened: reliability bins, calibration error, AUC, and Wilson's interval of a share.
 
-Plain arrays in, plain numbers out: knows no torch, no model and no page. `specviz/training/losses.py` has the same two
-measures for tensors, where drafters are trained.
+Plain arrays in, plain numbers out: knows no torch, no model and no page. Training judges drafters by the same measures.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def reliability(confidence: Sequence[float], happened: Sequence[float], bins: in
     """Per bin of equal width that holds anything: low, high, count, mean confidence, hits, share that happened and its
     interval. confidence [N] in 0..1, happened [N] of 0 and 1."""
     c, h = np.asarray(confidence, float), np.asarray(happened, float)
-    at = np.clip((c * bins).astype(int), 0, bins - 1)
+    at = _bin(c, bins)
     rows = []
     for b in range(bins):
         chosen = at == b
@@ -45,11 +44,18 @@ def reliability(confidence: Sequence[float], happened: Sequence[float], bins: in
 
 def expected_error(confidence: Sequence[float], happened: Sequence[float], bins: int = BINS) -> float | None:
     """Expected calibration error: |mean confidence - share that happened|, weighted by how many fall in each bin. None
-    without any confidence."""
-    data = reliability(confidence, happened, bins)
-    if data.empty:
+    without any confidence. happened [N]: 0 and 1, or a probability."""
+    c, h = np.asarray(confidence, float), np.asarray(happened, float)
+    if not len(c):
         return None
-    return float(((data.mean_confidence - data.share).abs() * data["count"]).sum() / data["count"].sum())
+    at = _bin(c, bins)
+    # of each bin: its count times the distance of its two means
+    apart = np.abs(np.bincount(at, c) - np.bincount(at, h))
+    return float(apart.sum() / len(c))
+
+
+def _bin(confidence: np.ndarray, bins: int) -> np.ndarray:
+    return np.clip((confidence * bins).astype(int), 0, bins - 1)
 
 
 def auc(confidence: Sequence[float], happened: Sequence[float]) -> float | None:

@@ -6,7 +6,6 @@ that had nothing to look at, because nothing was drafted or too little was sampl
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,17 +16,16 @@ from specviz import goodness
 from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter
-from specviz.errors import SettingsError, SpecVizError
+from specviz.errors import SettingsError
 from specviz.models import load
+from specviz.models.causal import CausalModel
 from specviz.models.fetch import Stopped
 from specviz.models.pairs import find_pair
 from specviz.models.toy import sentence
 from specviz.orders import Order, check_drafter
 from specviz.runs import STORE, ModelStore, Opened, make_drafter
 from specviz.trace import Settings, Trace
-from specviz.worker import Watched
 
-_LOG = logging.getLogger(__name__)
 Verdict = Literal["lossless", "differs", "inconclusive"]
 ALPHA = 1e-3
 """A p-value below this says that the two distributions differ: a false alarm in a thousand checks."""
@@ -252,6 +250,14 @@ class Bench:
         return [text[:FIRST] for text in texts], drafted, judged
 
 
+def top_gap(model: CausalModel, tokens: Sequence[int]) -> float:
+    """The difference of the two largest logits after these tokens."""
+    cache = model.new_cache()
+    cache.add(0, len(tokens))
+    best = model.forward(cache, [0], [tokens], logits=[1]).logits[0][0].topk(2).values
+    return float(best[0] - best[1])
+
+
 def greedy(bench: Bench, texts: Sequence[str], k: int, tokens: int) -> Greedy:
     """Greedy decoding of each prompt with and without drafts, `tokens` new tokens each."""
     identical = compared = drafted = 0
@@ -386,41 +392,3 @@ def check_run(
         if difference is not None:
             differences.append(_difference(bench, row, said, difference))
     return Finding(Greedy(len(trace.prompts), identical, compared, drafted, tuple(differences)))
-
-
-# ------------------------------------------------------------------------------------------ in a worker
-
-
-class Job(Watched):
-    """A check in a worker thread, with progress and Stop. Whoever watches must `poll`, or it stops itself."""
-
-    def __init__(self, work: Callable[[PROGRESS, Callable[[], bool]], Finding]):
-        """work(tell, stop) does it all."""
-        super().__init__()
-        self.status: Literal["working", "done", "stopped", "failed"] = "working"
-        self.stage, self.fraction = "Starting", 0.0
-        self.finding: Finding | None = None
-        self.error = ""
-        self._work = work
-        self.start()
-
-    @property
-    def alive(self) -> bool:
-        return self.status == "working"
-
-    def _tell(self, stage: str, fraction: float) -> None:
-        self.stage, self.fraction = stage, min(1.0, max(0.0, fraction))
-
-    def execute(self) -> Job:
-        """Do it all, here and now. Never raises: what goes wrong is in `status` and `error`."""
-        try:
-            self.finding = self._work(self._tell, self.stopping)
-            self.status = "done"
-        except SpecVizError as error:
-            self.error = str(error)
-            self.status = "stopped" if self.stopping() else "failed"
-        except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
-            _LOG.exception("the check failed")
-            self.error = f"Something unexpected went wrong ({type(error).__name__}). The log says more."
-            self.status = "failed"
-        return self

@@ -15,12 +15,12 @@ import re
 import sys
 import tempfile
 import textwrap
-import time
 from pathlib import Path
 from typing import NoReturn
 
 from specviz import cli_bench, cli_check, cli_hardware, cli_lanes, cli_load, cli_retune, cli_training, doctor, metrics
 from specviz import trace as tracing
+from specviz.cli_watch import INTERRUPTED, Line, watch
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
 from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair
@@ -29,10 +29,8 @@ from specviz.prompts import MAX_CHARACTERS
 from specviz.ranges import parse_range
 from specviz.trace import Settings, Trace
 
-FAILED, INTERRUPTED = 2, 130
-"""Exit codes: refused or failed, with a sentence; stopped by Ctrl-C."""
-_QUIET_SECONDS = 10.0
-"""How often one stage of progress is told again where stderr is no terminal."""
+FAILED = 2
+"""Exit code: refused or failed, with a sentence."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,7 +168,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     run = Run(Order(arguments.pair, drafter, text, settings, arguments.system, arguments.raw, arguments.batch,
                     arguments.device, arguments.precision))
-    code = _watch(run)
+    code = watch(run, lambda: _state(run))
     trace = run.trace
     if trace is not None and path is not None:
         try:
@@ -257,24 +255,6 @@ def _writable(name: str) -> Path:
     return path
 
 
-def _watch(run) -> int:
-    """Run it to its end, with progress on stderr. Returns 0, or INTERRUPTED after Ctrl-C."""
-    line, code = _Line(), 0
-    run.start(watched=False)
-    while run.alive:
-        try:
-            line.show(_state(run))
-            run.join(0.2)
-        except KeyboardInterrupt:
-            if code:  # pressed again: do not wait for the step that is under way
-                raise
-            run.stop()
-            code = INTERRUPTED
-    run.join()
-    line.end()
-    return code
-
-
 def _state(run) -> str:
     if run.status == "loading":
         return stage(run.progress)
@@ -294,29 +274,6 @@ def stage(progress) -> str:
     elif progress.fraction is not None:
         text += f": {percent(progress.fraction)}"
     return text
-
-
-class _Line:
-    """Progress on stderr: one line that is rewritten on a terminal, a line per stage where it is kept in a file."""
-
-    def __init__(self):
-        self._terminal = sys.stderr.isatty()
-        self._shown = ""
-        self._at = 0.0
-
-    def show(self, text: str) -> None:
-        now = time.monotonic()
-        if self._terminal:
-            print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
-            self._shown = text
-        elif text.partition(":")[0] != self._shown.partition(":")[0] or now - self._at > _QUIET_SECONDS:
-            if text != self._shown:
-                print(text, file=sys.stderr, flush=True)
-            self._shown, self._at = text, now
-
-    def end(self) -> None:
-        if self._terminal and self._shown:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _print_texts(trace: Trace) -> None:
@@ -367,7 +324,7 @@ def _fetch(arguments: argparse.Namespace) -> int:
     from specviz.models.load import check
     from specviz.models.needs import needs
 
-    line = _Line()
+    line = Line()
     _say(needs(pair, ask_hub=True).sentence)
     check(pair, lambda progress: line.show(stage(progress)))  # small files first: a pair that cannot work ends here
     for source in (pair.target, pair.draft):

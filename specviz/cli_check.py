@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from dataclasses import asdict
 
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
@@ -41,6 +42,17 @@ def add_parsers(subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(handler=check_command)
 
+    parser = subparsers.add_parser(
+        "distance", help="how far a precision moves the embedded target from fp32",
+        description="Total variation between the target's distributions in a precision and in fp32, on held-out texts "
+                    "that it wrote.",
+    )
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, bf16 or fp16 (default: auto)")
+    parser.add_argument("--texts", type=int, default=20, metavar="N", help="held-out texts (default: %(default)s)")
+    parser.add_argument("--record", action="store_true", help="make it the figure that runs show")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(handler=distance_command)
+
 
 def check_command(arguments: argparse.Namespace) -> int:
     """Run the check, print what it found, and return the exit code of its verdict."""
@@ -69,3 +81,25 @@ def check_command(arguments: argparse.Namespace) -> int:
                 print(half.sentence)
         print(f"{arguments.pair}, {drafter}, K {arguments.k}: {finding.verdict}.")
     return EXIT_CODES[finding.verdict]
+
+
+def distance_command(arguments: argparse.Namespace) -> int:
+    """Measure and print the distance; with --record keep it where runs look it up."""
+    if not 1 <= arguments.texts <= 1000:
+        raise SettingsError(f"--texts must be from 1 to 1000, not {arguments.texts}.")
+    from specviz import distance
+    from specviz.runs import STORE
+
+    source = find_pair(EMBEDDED).target
+    reference, other = (STORE.open(source, "cpu", p) for p in ("fp32", arguments.precision))
+    found = distance.measure(reference, other, arguments.texts,
+                             lambda n: print(f"{n} of {arguments.texts} texts", file=sys.stderr, flush=True))
+    if arguments.record:
+        distance.record(found)
+    if arguments.json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(f"{found.pair} in {found.precision} against fp32, {found.positions} positions: total variation "
+              f"{found.total_variation:.4f} on average, {found.p90:.4f} at the 90th percentile, {found.worst:.4f} at "
+              f"worst; the likeliest token is the same at {100 * found.same_likeliest:.1f} %")
+    return 0

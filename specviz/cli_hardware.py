@@ -177,9 +177,11 @@ def _model(arguments: argparse.Namespace, device: str, precision: str, told):
 def _where(arguments: argparse.Namespace) -> tuple[str, str]:
     from specviz.hardware import machine
     from specviz.models import load
+    from specviz.models.pairs import EMBEDDED, find_pair
 
     device = machine.resolve_device(arguments.device)
-    return device, load.resolve_precision(arguments.precision, device)
+    pair = None if getattr(arguments, "shape", None) else find_pair(getattr(arguments, "pair", EMBEDDED))
+    return device, load.resolve_precision(arguments.precision, device, pair and pair.target)
 
 
 def _roofs(device: str, precision: str, take_cached: bool, quick: bool) -> Ceilings:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from specviz import draftcost, lanes, metrics
-from specviz.errors import SettingsError, SpecVizError
+from specviz.cli_watch import finish
+from specviz.errors import SettingsError
 from specviz.format import number, percent
 from specviz.models.pairs import EMBEDDED
 from specviz.prompts import presets_for
@@ -46,14 +47,16 @@ def lanes_command(arguments: argparse.Namespace) -> int:
     settings = Settings(k=arguments.k, temperature=arguments.temperature, seed=arguments.seed,
                         max_new_tokens=arguments.max_new_tokens)
     run = lanes.Lanes(lanes.LanesOrder(arguments.pair, drafters, texts, settings))
-    _work(run)
+    if finish(run):
+        raise KeyboardInterrupt
     found = run.traces
     out = {"pair": arguments.pair, "k": settings.k, "temperature": settings.temperature, "prompts": len(texts),
            "drafters": [_row(found, d) for d in (lanes.PLAIN, *lanes.drafters_of(found))]}
     costs = None
     if arguments.costs:
         costs = draftcost.Costs(arguments.pair, drafters)
-        _work(costs)
+        if finish(costs):
+            raise KeyboardInterrupt
         out["draft_seconds_by_k"] = costs.cost.seconds
         out["plain_step_seconds"] = costs.cost.plain_seconds
     if arguments.out:
@@ -76,22 +79,6 @@ def lanes_command(arguments: argparse.Namespace) -> int:
             print(f"{d:>14}  " + ", ".join(f"K {k}: {1e3 * s:.3g} ms" for k, s in by_k.items()))
         print(f"    plain step  {1e3 * costs.cost.plain_seconds:.3g} ms")
     return 0
-
-
-def _work(worker) -> None:
-    """Run it here and now, and tell its stages."""
-    tell, last = worker.tell, [""]
-
-    def aloud(stage: str, fraction: float | None = None) -> None:
-        tell(stage, fraction)
-        if stage and stage != last[0]:
-            last[0] = stage
-            print(stage, file=sys.stderr, flush=True)
-
-    worker.tell = aloud
-    worker.execute()
-    if worker.status == "failed":
-        raise SpecVizError(worker.error)
 
 
 def _row(found: dict, drafter: str) -> dict:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import sys
 
-from specviz.errors import SettingsError, SpecVizError
+from specviz.cli_watch import finish
+from specviz.errors import SettingsError
 from specviz.format import number, percent, seconds
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
@@ -95,7 +95,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
     sweep = Sweep(SweepOrder(
         arguments.pair, arguments.drafter or drafter_names(pair)[0], text, tuple(arguments.k), tuple(arguments.batch),
         tuple(arguments.context), settings, arguments.rounds, arguments.device, arguments.precision))
-    code = _watch(sweep)
+    code = finish(sweep)
     cells = [sweep.cells[key] for key in sweep.order.keys if key in sweep.cells]
     if arguments.json:
         print(json.dumps({"pair": sweep.order.pair, "drafter": sweep.order.drafter, "device": sweep.device,
@@ -136,7 +136,7 @@ def load_command(arguments: argparse.Namespace) -> int:
             arguments.pair, "simulated", chosen, rates[0], arguments.seconds, arguments.burst, arguments.k,
             lengths=lengths, seeds=tuple(arguments.seeds), rows=arguments.rows, settings=settings)
         run = _simulation(arguments, order, rates)
-        code = _watch(run)
+        code = finish(run)
         found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
         rates = []
     for rate in rates:
@@ -144,7 +144,7 @@ def load_command(arguments: argparse.Namespace) -> int:
             arguments.pair, arguments.drafter or drafter_names(pair)[0], chosen, rate, arguments.seconds,
             arguments.burst, arguments.k, lengths=lengths, seeds=tuple(arguments.seeds), rows=arguments.rows,
             cancel=arguments.cancel, settings=settings, device=arguments.device, precision=arguments.precision))
-        code = _watch(run)
+        code = finish(run)
         found += [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
         if code:
             break
@@ -158,7 +158,8 @@ def load_command(arguments: argparse.Namespace) -> int:
     print(f"{'rate':>6} {'policy':18} {'seed':>4} {'tokens/s':>9} {'per user':>9} {'per token':>9} {'verified':>8} "
           f"{'wasted':>7} {'running':>7} {'requests':>8} {'alone?':>7}")
     for f in found:
-        same = {True: "equal", False: "DIFFER", None: "n/a"}[f["identical"]]
+        same = {True: "equal", False: f"{f['near_ties']} tied", None: "n/a"}[f["identical"]]
+        same = "DIFFER" if f["differing"] else same
         print(f"{number(f['rate']):>6} {f['policy']:18} {f['seed']:>4} {number(f['tokens_per_second']):>9} "
               f"{number(f['tokens_per_second_per_user']):>9} {seconds(f['seconds_per_token']):>9} "
               f"{number(f['mean_verify_length']):>8} {percent(f['wasted_verify_fraction']):>7} "
@@ -190,24 +191,3 @@ def _span(text: str) -> tuple[int, int]:
         return int(low), int(high if dots else low)
     except ValueError:
         raise SettingsError(f"--length must be 32 or 16..48, not {text[:40]!r}.") from None
-
-
-def _watch(worker) -> int:
-    """Work to the end, with progress on stderr. Returns 0, or 130 after Ctrl-C; raises what failed."""
-    worker.start()
-    told, code = "", 0
-    while worker.alive:
-        try:
-            worker.poll()
-            if worker.stage != told:
-                told = worker.stage
-                print(f"{100 * worker.fraction:3.0f} %  {told}" if told else "Done.", file=sys.stderr, flush=True)
-            worker.join(0.2)
-        except KeyboardInterrupt:
-            if code:
-                raise
-            worker.stop()
-            code = 130
-    if worker.status == "failed":
-        raise SpecVizError(worker.error or "It failed.")
-    return code

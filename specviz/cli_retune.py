@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from dataclasses import asdict
 
-from specviz.errors import SpecVizError
+from specviz.cli_watch import finish
 from specviz.prompts import lines_of
-
-_QUIET_SECONDS = 10.0
 
 
 def add_parsers(subparsers) -> None:
@@ -33,20 +29,11 @@ def retune_command(arguments: argparse.Namespace) -> int:
     """Retune, telling each stage on stderr; print what came out."""
     from specviz.training.retune import Retune, RetuneOrder
 
-    prompts = tuple(line.strip() for line in lines_of(arguments.prompts))
-    job = Retune(RetuneOrder(prompts, arguments.name, arguments.seconds, arguments.k, arguments.answer_tokens)).start()
-    said, told = "", 0.0
-    try:
-        while job.alive:
-            job.poll()
-            if job.stage != said and time.monotonic() - told > _QUIET_SECONDS:
-                said, told = job.stage, time.monotonic()
-                print(f"{job.fraction:4.0%} {said}", file=sys.stderr, flush=True)
-            job.join(0.2)
-    finally:
-        job.stop()
-    if job.result is None:
-        raise SpecVizError(job.error or "Stopped: no drafter was kept.")
+    job = Retune(RetuneOrder(tuple(lines_of(arguments.prompts)), arguments.name, arguments.seconds, arguments.k,
+                             arguments.answer_tokens))
+    finish(job)
+    if job.result is None:  # stopped by Ctrl-C: nothing was kept
+        raise KeyboardInterrupt
     found = job.result
     if arguments.json:
         print(json.dumps({**asdict(found), "folder": str(found.folder), "before": _judged(found.before),

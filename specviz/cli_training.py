@@ -13,7 +13,7 @@ from specviz import cli_plugin
 from specviz.errors import SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import check_drafter, trained
-from specviz.prompts import lines_of
+from specviz.prompts import encode, lines_of
 from specviz.trace import MAX_K, Settings
 
 _QUIET_SECONDS = 15.0
@@ -90,7 +90,7 @@ def corpus_command(arguments: argparse.Namespace) -> int:
 
     folder, tell = Path(arguments.folder), _told()
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = load_target(arguments.pair, "cpu", "fp32")
+    loaded = load_target(arguments.pair, "cpu", "auto")
     if arguments.source:
         Corpus.load(Path(arguments.source)).save(folder / f"{Path(arguments.source).stem}.npz")
     else:
@@ -173,20 +173,24 @@ def eval_command(arguments: argparse.Namespace) -> int:
     target = opened.model
     prompts = _prompts(arguments.prompts, opened.tokenizer)[: arguments.count]
     plain = evaluate.plain_texts(target, prompts, settings)
-    found = []
+    found, lives = [], {}
     for name in names:
         def make(settings: Settings, name=name):
             return make_drafter(name, pair, opened, settings)
 
-        result = evaluate.live(target, make, prompts, settings, plain,
-                               lambda n, name=name: tell(f"{name}: {n} of {len(prompts)} prompts"))
+        result = lives[name] = evaluate.live(target, make, prompts, settings, plain,
+                                             lambda n, name=name: tell(f"{name}: {n} of {len(prompts)} prompts"))
         stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
         seconds = evaluate.draft_seconds(target, make, prompts[0], range(1, MAX_K + 1))
         found.append({"name": name, **result.as_json(), "draft_seconds_by_k": seconds,
                       "alpha_by_position": stored.get("alpha_by_position", {}).get(name)})
+    serial = None  # what the serial pass adds
+    if {"hybrid", "parallel"} <= lives.keys() and len(prompts) > 1:
+        serial = evaluate.gain(lives["parallel"], lives["hybrid"])
     if arguments.json:
+        more = {"hybrid_minus_parallel": {"mean_acceptance_length": serial[0], "ci": serial[1:]}} if serial else {}
         print(json.dumps({"pair": arguments.pair, "k": arguments.k, "temperature": arguments.temperature,
-                          "prompts": len(prompts), "settings": asdict(settings), "drafters": found}))
+                          "prompts": len(prompts), "settings": asdict(settings), "drafters": found, **more}))
         return 0
     print(f"{arguments.pair}, K {arguments.k}, temperature {arguments.temperature:g}, {len(prompts)} prompts")
     for one in found:
@@ -194,34 +198,32 @@ def eval_command(arguments: argparse.Namespace) -> int:
         print(f"{one['name']:16} mean acceptance length {one['mean_acceptance_length']:.2f} ({low:.2f} to {high:.2f}), "
               f"{one['tokens_per_second']:.1f} tokens/s, plain {one['plain_tokens_per_second']:.1f}, distinct-4 "
               f"{one['distinct_4']:.2f}, by position {[round(x, 2) for x in one['acceptance_by_position']]}")
+    if serial:
+        print(f"hybrid minus parallel: mean acceptance length {serial[0]:+.2f} ({serial[1]:+.2f} to {serial[2]:+.2f}), "
+              "95 % by a bootstrap over the same prompts")
     return 0
 
 
 def _prompts(source: str, tokenizer) -> list[list[int]]:
     """Held-out prompts of the shipped corpus (nothing was fitted to them), or a file's lines in the chat template."""
     if source == "heldout":
-        from specviz.training.corpus import FOLDER, Corpus
+        from specviz.training.corpus import judging
 
-        parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
-        return [part.prompt(i).tolist() for part in parts for i in range(len(part))
-                if part.held_out(i) and not part.for_calibration(i)]
+        return [part.prompt(i).tolist() for part, i in judging()]
     lines = lines_of(source)
-    if getattr(tokenizer, "chat_template", True) is None:
-        return [tokenizer(line)["input_ids"] for line in lines]
-    turns = [[{"role": "user", "content": line}] for line in lines]
-    return [tokenizer.apply_chat_template(t, add_generation_prompt=True, return_dict=True)["input_ids"] for t in turns]
+    return [list(encode(tokenizer, line).ids) for line in lines]
 
 
 def export_command(arguments: argparse.Namespace) -> int:
     """Write the standard folder."""
     from specviz.drafters import trained_autoregressive
     from specviz.models.causal import CausalModel
-    from specviz.models.load import load_target
+    from specviz.models.load import load_target, load_tokenizer
 
     source = trained().get(arguments.name, Path(arguments.name))
     loaded = load_target(arguments.pair, "cpu", "fp32")
     to = Path(arguments.folder)
-    trained_autoregressive.export(source, CausalModel(loaded.module), loaded.tokenizer, to)
+    trained_autoregressive.export(source, CausalModel(loaded.module), load_tokenizer(loaded.folder, stock=True), to)
     print(f"Wrote {to}: a standard model with the full vocabulary. Its q, and so its acceptance, differ from the "
           "shipped form's, whose head is cut to a draft vocabulary.")
     return 0

@@ -43,6 +43,8 @@ class ModelShape:
     """True: the head is the embedding table; it is one parameter but still read by each pass."""
     weight_bytes: float = 4.0
     """Per weight; fractional for quantized ones (scales included)."""
+    head_bytes: float | None = None
+    """Bytes per weight of the head where it is held differently; None: as the rest."""
     cache_bytes: float = 4.0
     activation_bytes: float = 4.0
     windows: tuple[int | None, ...] | None = None
@@ -232,7 +234,7 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
     tables = 2 if shape.learned_positions else 1
     moved = {
         "weights": plain * shape.weight_bytes + picked * shape._expert_bytes,
-        "head": shape.hidden * shape.vocab * shape.weight_bytes if logit_rows else 0,
+        "head": shape.hidden * shape.vocab * (shape.head_bytes or shape.weight_bytes) if logit_rows else 0,
         "embedding": tokens * tables * shape.hidden * shape.weight_bytes,
         "cache read": keys_read * shape._cache_width * shape.cache_bytes,
         "cache write": tokens * shape.layers * shape._cache_width * shape.cache_bytes,

@@ -76,10 +76,11 @@ def _device(device: str, precision: str, measure: bool) -> list[str]:
     from specviz.hardware import ceilings, machine
     from specviz.hardware.memory import free_memory_bytes
     from specviz.models.load import resolve_precision
+    from specviz.models.pairs import EMBEDDED, find_pair
 
     print(f"Devices: {', '.join(machine.available_devices())}")
     device = machine.resolve_device(device)
-    precision = resolve_precision(precision, device)
+    precision = resolve_precision(precision, device, find_pair(EMBEDDED).target)
     free = free_memory_bytes(device) if importlib.util.find_spec("psutil") else None
     print(f"Chosen: {device} ({machine.device_name(device)}), {precision}, {torch.get_num_threads()} threads, "
           f"{binary_bytes(free)} memory free")

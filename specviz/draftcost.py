@@ -74,6 +74,8 @@ class Costs(Worker):
     """Measures; `cost` grows while it goes and stays after a Stop. Each K is timed for all drafters in turn, so that a
     disturbance of the machine does not fall on one of them alone."""
 
+    patience = PATIENCE_SECONDS
+
     def __init__(self, pair: str = EMBEDDED, drafters: Sequence[str] = (), ks: Sequence[int] = range(1, MAX_K + 1),
                  store: ModelStore | None = None):
         """Raises SettingsError for a drafter that the pair does not have."""
@@ -85,11 +87,6 @@ class Costs(Worker):
         self.ks = tuple(ks)
         self.cost: DraftCost | None = None
         self._store = store
-
-    def poll(self) -> None:
-        """Somebody is still watching. Patient: a page of so many charts takes seconds to draw on a busy machine."""
-        super().poll()
-        self._polled += PATIENCE_SECONDS
 
     def work(self) -> None:
         import torch

@@ -32,7 +32,7 @@ MAX_PROMPTS = 20
 KEPT = 2
 """How many of p's and of q's likeliest tokens a recorded lane keeps at each position that was judged."""
 PATIENCE_SECONDS = 15.0
-"""How much longer than other work that is watched this goes on unwatched."""
+"""How much longer than other work this goes on unwatched: a page of so many charts takes long to draw when busy."""
 Key = tuple[str, str]
 """(prompt's name, drafter)."""
 
@@ -80,6 +80,8 @@ def more_texts(pair_name: str, first: str, count: int) -> tuple[str, ...]:
 class Lanes(Worker):
     """Runs an order, prompt by prompt, and keeps each finished lane; after a Stop those that are there stay usable."""
 
+    patience = PATIENCE_SECONDS
+
     def __init__(self, order: LanesOrder, store: ModelStore | None = None):
         """Raises SettingsError or PairError with a sentence for an order that cannot be run."""
         super().__init__()
@@ -99,11 +101,6 @@ class Lanes(Worker):
         self.order, self.pair = order, pair
         self.traces: dict[Key, Trace] = {}
         self._store = store
-
-    def poll(self) -> None:
-        """Somebody is still watching. Patient: a page of so many charts takes seconds to draw on a busy machine."""
-        super().poll()
-        self._polled += PATIENCE_SECONDS
 
     def work(self) -> None:
         from specviz.models.fetch import Stopped

@@ -153,17 +153,18 @@ class LoadRun(Worker):
         serve(server, jobs, cancels=cancels, until=4 * order.seconds, stop=self.stopping)
         if self.stopping():
             return  # a load that was cut short is no figure
+        summary = replace(summarise(server, order.rate), policy=policy.name, **self._against_alone(target, server))
         self.outcomes.append(Outcome(
-            name, seed, replace(summarise(server, order.rate, self._identical(target, server)), policy=policy.name),
-            tuple(server.ticks), tuple(server.records.values()), policy.last))
+            name, seed, summary, tuple(server.ticks), tuple(server.records.values()), policy.last))
 
-    def _identical(self, target, server: Server) -> bool | None:
-        """Whether every greedy text, as far as it came, equals its text alone; None when sampled, where texts may
-        differ by right, and where nothing was emitted."""
+    def _against_alone(self, target, server: Server) -> dict:
+        """Every greedy text, as far as it came, against its text alone: Summary's `identical` and the fields after it.
+        Nothing when sampled, where texts may differ by right, and where nothing was emitted."""
+        from specviz.checking import NEAR_TIE, top_gap
         from specviz.decoding import decode
 
         if self.order.settings.temperature:
-            return None
+            return {}
         spoken = [r for r in server.records.values() if r.tokens]
         for record in spoken:
             prompt = record.job.prompt
@@ -173,10 +174,17 @@ class LoadRun(Worker):
                 self._alone[prompt] = [t for r in decode(target.model, None, [prompt], settings, record=False)
                                        for t in r.rows[0].emitted]
         if not spoken:
-            return None
-        whole = {r.job.id: self._alone[r.job.prompt][: r.job.limit] for r in spoken}
-        return all(r.tokens == (whole[r.job.id] if r.state == "finished" else whole[r.job.id][: len(r.tokens)])
-                   for r in spoken)
+            return {}
+        gaps = []
+        for record in spoken:
+            alone = self._alone[record.job.prompt][: record.job.limit]
+            if record.tokens == (alone if record.state == "finished" else alone[: len(record.tokens)]):
+                continue
+            at = next((i for i, (a, b) in enumerate(zip(alone, record.tokens)) if a != b), None)
+            gaps.append(float("inf") if at is None else top_gap(target.model, [*record.job.prompt, *alone[:at]]))
+        ties = [gap for gap in gaps if gap <= NEAR_TIE[target.precision]]
+        return {"identical": not gaps, "near_ties": len(ties), "differing": len(gaps) - len(ties),
+                "widest_gap": max(ties, default=None)}
 
 
 def _prompts(tokenizer, order: LoadOrder, pair: str) -> list[tuple[int, ...]]:

@@ -110,13 +110,14 @@ class Transformers:
         return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in self.eos_ids), tokens)
 
     def assistant(self, drafter: AutoregressiveDrafter, target, tokenizer) -> torch.nn.Module:
-        """A drafter's module as transformers runs it: the exported folder of a trained one, a copy of any other."""
+        """A drafter's module as transformers runs it: the exported folder of a trained one, a copy of any other.
+        tokenizer: the target's, of transformers' own class."""
         if isinstance(drafter, TrainedAutoregressiveDrafter):
             with tempfile.TemporaryDirectory() as folder:
                 export(trained()["autoregressive"], target, tokenizer, Path(folder))
-                return load.load_module(folder, self.device, self.precision)
+                return load.load_module(folder, self.device, self.precision, stock=True)
         ours = drafter.model.module
-        module = type(ours)(ours.config)
+        module = load.stock_like(ours.config)
         module.load_state_dict(ours.state_dict())
         module.set_attn_implementation("sdpa")
         return module.to(self.module.device, self.module.dtype).eval().requires_grad_(False)

@@ -140,12 +140,12 @@ def encode(tokenizer, text: str, system: str | None = None, raw: bool = False,
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a text file that are not blank, a prompt each. Raises SettingsError with a sentence."""
+    """The lines of a text file that are not blank, stripped: a prompt each. Raises SettingsError with a sentence."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"The prompts in {file[:80]} cannot be read: {error}.") from None
-    if not (lines := [line for line in lines if line.strip()]):
+    if not (lines := [line.strip() for line in lines if line.strip()]):
         raise SettingsError(f"{file[:80]} holds no prompt: write one a line.")
     return lines
 
@@ -159,7 +159,7 @@ def room(config, new_tokens: int) -> int | None:
 
 def _ids(tokenizer, text: str, special: bool) -> list[int]:
     try:
-        return list(tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"])
+        return list(tokenizer.encode(text, add_special_tokens=special))
     except Exception as error:  # tokenizers raises bare Exception on text outside a closed vocabulary
         words = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
         only = f" It knows only: {' '.join(words)}.".replace("Ġ", "") if len(words) <= 20 else ""

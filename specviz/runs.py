@@ -17,6 +17,7 @@ from typing import Self
 
 import torch
 
+from specviz import distance
 from specviz import prompts as prompting
 from specviz.decoding import Measurements, check_prompts, decode
 from specviz.drafters import plugin, shipped
@@ -69,7 +70,7 @@ class ModelStore:
     ) -> Opened:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
         device = machine.resolve_device(device)
-        precision = load.resolve_precision(precision, device)
+        precision = load.resolve_precision(precision, device, source)
 
         def make() -> Opened:
             loaded = load.load_source(source, device, precision, progress, stop)
@@ -237,7 +238,8 @@ class Run(Watched):
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
-        self.note = " ".join([*self.pair.notes, encoded.note]).strip()
+        said = (*self.pair.notes, distance.sentence(self.pair.name, target), encoded.note)
+        self.note = " ".join(filter(None, said))
         self.prompts = tuple(
             Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))
             for row in range(order.rows)

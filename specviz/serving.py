@@ -513,10 +513,16 @@ class Summary:
     """Mean seconds from arrival to the start of decoding."""
     identical: bool | None = None
     """Whether every text, as far as it came, equals its text alone; None where that was not to be told."""
+    near_ties: int = 0
+    """Texts that part from their text alone where its two likeliest tokens are so close that rounding may swap them."""
+    differing: int = 0
+    """Texts that part from it anywhere else: a defect."""
+    widest_gap: float | None = None
+    """The largest difference of the two likeliest logits among the near-ties."""
 
 
-def summarise(server: Server, rate: float, identical: bool | None = None) -> Summary:
-    """The figures of a served load."""
+def summarise(server: Server, rate: float) -> Summary:
+    """The figures of a served load; what `identical` and the fields after it tell is left open."""
     records, ticks = server.records.values(), server.ticks
     finished = [r for r in records if r.state == "finished"]
     emitted, verified = sum(t.emitted for t in ticks), sum(t.verified for t in ticks)
@@ -537,7 +543,7 @@ def summarise(server: Server, rate: float, identical: bool | None = None) -> Sum
         mean_running=_ratio(sum(t.running_seconds for t in ticks), busy),
         requests=len(server.records), finished=len(finished),
         cancelled=sum(r.state == "cancelled" for r in records), refused=sum(r.state == "refused" for r in records),
-        waited=_ratio(sum(waits), len(waits)), identical=identical,
+        waited=_ratio(sum(waits), len(waits)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 from specviz.errors import SpecVizError
@@ -16,6 +17,9 @@ ABANDONED_SECONDS = 5.0
 
 class Watched:
     """What runs in a thread for as long as somebody polls it. Subclasses do it all in `execute`, which never raises."""
+
+    patience = 0.0
+    """Seconds that it goes on unwatched beyond ABANDONED_SECONDS, where the page around it takes long to draw"""
 
     def __init__(self):
         self._halt = threading.Event()
@@ -49,7 +53,7 @@ class Watched:
 
     def stopping(self) -> bool:
         """Whether to end now."""
-        if self._polled is not None and time.monotonic() - self._polled > ABANDONED_SECONDS:
+        if self._polled is not None and time.monotonic() - self._polled > ABANDONED_SECONDS + self.patience:
             self._halt.set()
         return self._halt.is_set()
 
@@ -59,6 +63,9 @@ class Worker(Watched):
 
     status: new | running | complete | stopped | failed; `error` is one sentence, set when it failed.
     """
+
+    keeps = True
+    """Whether what was done before a failure is kept"""
 
     def __init__(self):
         super().__init__()
@@ -71,9 +78,9 @@ class Worker(Watched):
     def alive(self) -> bool:
         return self.status == "running"
 
-    def start(self) -> Self:
+    def start(self, watched: bool = True) -> Self:
         self.status, self.error = "running", None
-        return super().start()
+        return super().start(watched)
 
     def tell(self, stage: str, fraction: float | None = None) -> None:
         """What is being done, and how much of it all is done, 0..1."""
@@ -92,10 +99,28 @@ class Worker(Watched):
             self.error = None if self._halt.is_set() else str(error)
         except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
             _LOG.exception("%s failed", type(self).__name__)
-            self.error = (f"Something unexpected went wrong ({type(error).__name__}): what was done so far is kept. "
-                          "The log says more.")
+            kept = ": what was done so far is kept" if self.keeps else ""
+            self.error = f"Something unexpected went wrong ({type(error).__name__}){kept}. The log says more."
             self.status = "failed"
         return self
 
     def work(self) -> None:
         raise NotImplementedError
+
+
+class Task(Worker):
+    """A function as a Worker, begun at once: work(tell, stop) -> `result`. tell(stage, fraction) says how far it is,
+    stop() whether to end; it raises SpecVizError with a sentence."""
+
+    keeps = False
+
+    def __init__(self, work: Callable[[Callable[[str, float], None], Callable[[], bool]], object]):
+        super().__init__()
+        self.stage = "Starting"
+        self.result: object = None
+        self._work = work
+        self.start()
+
+    def work(self) -> None:
+        self.result = self._work(self.tell, self.stopping)
+        self.fraction = 1.0

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from specviz.drafters import checkpoints, foreign, foreign_drafter
+from specviz.drafters import checkpoints
 from specviz.drafters.base import Drafter
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import ParallelDrafter
@@ -31,10 +31,12 @@ def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callab
         if not folder.is_dir():
             raise FetchError(f"There is no trained {name[:80]} drafter here, nor a folder of that name. Known are: "
                              f"{', '.join(trained()) or 'none'}.")
-    if not _is_ours(folder):
+    kind = _kind(folder)
+    if kind is None:
+        from specviz.drafters import foreign, foreign_drafter  # with transformers' modelling code: seconds
+
         foreign_net = foreign.load_net(folder, target)
         return lambda settings: foreign_drafter.ForeignDrafter(foreign_net, target, settings)
-    kind = checkpoints.read(folder)[0]
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
         model = CausalModel(module, narrow=True)
@@ -53,10 +55,11 @@ def stamp(name: str) -> int:
     return max((file.stat().st_mtime_ns for file in folder.glob("*.*") if file.is_file()), default=0)
 
 
-def _is_ours(folder: Path) -> bool:
-    """Whether the folder's config.json says that SpecViz wrote it."""
+def _kind(folder: Path) -> str | None:
+    """What the folder's config.json says that it holds, if it also says that SpecViz wrote it; else None."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return False  # the other reader says what is wrong
-    return isinstance(about, dict) and about.get("format") == checkpoints.FORMAT
+        return None  # the other reader says what is wrong
+    ours = isinstance(about, dict) and about.get("format") == checkpoints.FORMAT
+    return str(about.get("kind")) if ours else None

@@ -6,16 +6,18 @@ When it drafts, its head is restricted to a draft vocabulary (the full head woul
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import checkpoints
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.parallel import BlockConfig
 from specviz.errors import FetchError, PairError
+from specviz.models import load
 from specviz.models.causal import CausalModel
+from specviz.models.llama import Llama, LlamaConfig
 from specviz.trace import Settings
 
 _NAMES = {
@@ -36,7 +38,7 @@ class TrainedAutoregressiveDrafter(AutoregressiveDrafter):
         )
 
 
-def load_module(folder: Path, target: CausalModel) -> tuple[LlamaForCausalLM, torch.Tensor]:
+def load_module(folder: Path, target: CausalModel) -> tuple[Llama, torch.Tensor]:
     """The drafter's module, with the target's embedding (shared) and its head cut to the draft vocabulary, and the
     draft vocabulary's ids. Raises FetchError or, if it belongs to another target, PairError."""
     config, weights = _read(folder)
@@ -48,7 +50,8 @@ def load_module(folder: Path, target: CausalModel) -> tuple[LlamaForCausalLM, to
     state["lm_head.weight"] = target.head.detach().float().cpu()[draft_ids].contiguous()
     state["model.embed_tokens.weight"] = target.embedding.detach()
     # One module, two vocabularies: the embedding keeps all of the target's tokens, the head only those drafted.
-    module = LlamaForCausalLM(_llama_config(config, vocab_size=len(draft_ids), tied=False))
+    with torch.device("meta"):
+        module = Llama(replace(_llama_config(config), vocab_size=len(draft_ids)))
     module.model.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size, _weight=state[
         "model.embed_tokens.weight"])
     module.load_state_dict(state, assign=True)
@@ -57,16 +60,16 @@ def load_module(folder: Path, target: CausalModel) -> tuple[LlamaForCausalLM, to
 
 def export(folder: Path, target: CausalModel, tokenizer, to: Path) -> Path:
     """Write the drafter in `folder` as a complete standard Llama folder: config, weights with the full tied
-    embedding, tokenizer. transformers' assisted generation and others load it as it is."""
+    embedding, tokenizer (transformers' own). transformers' assisted generation and others load it as it is."""
     config, weights = _read(folder)
-    module = LlamaForCausalLM(_llama_config(config, vocab_size=config.vocab_size, tied=True))
+    special = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    made = replace(_llama_config(config), tie_word_embeddings=True, **special)
+    module = load.stock_like(made)
     state = _standard_names(weights)
     state["model.embed_tokens.weight"] = target.embedding.detach().float().cpu().clone()
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
     module.load_state_dict(state, assign=True)
     module.tie_weights()
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
-        setattr(module.config, name, getattr(target.config, name, None))
     module.save_pretrained(to)
     tokenizer.save_pretrained(to)
     return to
@@ -89,10 +92,9 @@ def _standard_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
     return out
 
 
-def _llama_config(c: BlockConfig, vocab_size: int, tied: bool) -> LlamaConfig:
+def _llama_config(c: BlockConfig) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=vocab_size, hidden_size=c.hidden_size, intermediate_size=c.ffn, num_hidden_layers=c.layers,
+        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.ffn, num_hidden_layers=c.layers,
         num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.rms_eps,
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, max_position_embeddings=8192,
-        tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None, pad_token_id=None,
     )

@@ -168,12 +168,14 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
         return None
     from specviz.models import load
     from specviz.models.causal import CausalModel
+    from specviz.models.llama import Llama
 
     small = type(config).from_dict(config.to_dict() | {
         "hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16, "vocab_size": 64, "pad_token_id": None})
-    with load.LOADING:
-        twin = CausalModel(load.transformers().AutoModelForCausalLM.from_config(small).to(model.device, model.dtype))
-    found = measure(twin, [0], [1], context, repeats, prefill=False)
+    twin = Llama(small) if isinstance(model.module, Llama) else load.stock_like(small)
+    for parameter in twin.parameters():
+        torch.nn.init.constant_(parameter, 0.01)
+    found = measure(CausalModel(twin.to(model.device, model.dtype)), [0], [1], context, repeats, prefill=False)
     return found[0].seconds
 
 

@@ -12,6 +12,10 @@ import torch
 
 from specviz.errors import MemoryBudgetError
 
+COLUMNS = 16
+"""On a CPU columns are read in multiples of so many, masked where they hold nothing yet: attention then adds up in the
+same order however many tokens a pass brings, and a verify pass computes the very numbers of single steps."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -22,7 +26,7 @@ class Group:
     slots: torch.Tensor | slice
     """The rows' slots in the store."""
     columns: int
-    """The longest row's length after the pass: what is read of the store."""
+    """What is read of the store: the longest row's length after the pass or somewhat more."""
     whole: bool
     """Each new token sees every column that is read."""
     last_seen: torch.Tensor
@@ -116,21 +120,27 @@ class RaggedCache:
             tokens = first[:, None] + torch.arange(count, device=self.device)
             consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
             own = positions[tokens]
+            longest = max(length for _, _, length in members) + count
+            columns = self._columns(longest)
+            even = len({length for _, _, length in members}) == 1
             groups.append(Group(
                 tokens,
                 slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(slots, **long),
-                max(length for _, _, length in members) + count,
-                len({length for _, _, length in members}) == 1 and (count == 1 or not causal),
+                columns,
+                columns == longest and even and (count == 1 or not causal),
                 own if causal else own[:, -1:].expand_as(own),
             ))
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
         return Pass(torch.tensor(slot_of, **long), positions, span, groups, self, {})
 
+    def _columns(self, length: int) -> int:
+        return -(-length // COLUMNS) * COLUMNS if self.device.type == "cpu" else length
+
     def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [N, kv_heads, head_dim] of the pass's tokens."""
         for store, new in ((self.keys, key), (self.values, value)):
             old = store[layer]
-            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._capacity:
+            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._columns(self._capacity):
                 store[layer] = old = self._grown(old, new)
             if plan.span is None:
                 old[plan.slot_of, :, plan.position_of] = new
@@ -139,7 +149,7 @@ class RaggedCache:
                 old[slot, :, start:end] = new.transpose(0, 1)
 
     def _grown(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        shape = (self._slot_count, new.shape[1], self._capacity, new.shape[2])
+        shape = (self._slot_count, new.shape[1], self._columns(self._capacity), new.shape[2])
         try:
             # zeros: an unwritten column is masked, but a NaN there would survive the mask's multiplication
             grown = torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -154,7 +164,7 @@ class RaggedCache:
         return grown
 
     def mask(self, plan: Pass, index: int, window: int | None, repeats: int) -> torch.Tensor | None:
-        """Which stored columns each new token of a group sees: [G, 1, repeats * n, columns] of bool, or None for all.
+        """Which stored columns each new token of a group sees: [G, 1, repeats * n, columns] of 0 or -inf; None: all.
         Column j is seen by the token whose last seen position is i if j <= i, and i - j < window where there is one."""
         if window is None and plan.groups[index].whole:
             return None
@@ -166,7 +176,11 @@ class RaggedCache:
             seen = column <= last
             if window is not None:
                 seen &= last - column < window
-            plan.masks[key] = None if bool(seen.all()) else seen[:, None].repeat(1, 1, repeats, 1)
+            if not bool(seen.all()):
+                hidden = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
+                plan.masks[key] = hidden[:, None].repeat(1, 1, repeats, 1)
+            else:
+                plan.masks[key] = None
         return plan.masks[key]
 
     def bytes(self) -> int:

@@ -2,25 +2,26 @@
 
 One forward serves one row and many: the new tokens of all rows are packed into one sequence [1, N], so the
 linear layers see exactly N tokens, and attention is done per group of rows against each row's own cache.
-It works on stock modules through transformers' AttentionInterface. Knows no tokenizer and no drafting.
+It works on plain Llamas without transformers, and on stock modules through transformers' AttentionInterface. Knows no
+tokenizer and no drafting.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch.nn import functional
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from specviz.costs import ModelShape
 from specviz.errors import PairError
 from specviz.models.cache import Pass, RaggedCache
 from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
+from specviz.models.llama import Llama
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -66,8 +67,13 @@ def attend(
     return out
 
 
-AttentionInterface.register(ATTENTION, _ragged_attention)
-AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)  # masks are made per row, by the cache
+def _use_ragged_attention(module: torch.nn.Module) -> None:
+    """Let a stock module attend by `attend`."""
+    from transformers import AttentionInterface, AttentionMaskInterface  # seconds, which a plain Llama need not wait
+
+    AttentionInterface.register(ATTENTION, _ragged_attention)
+    AttentionMaskInterface.register(ATTENTION, lambda *_, **__: None)  # masks are made per row, by the cache
+    module.set_attn_implementation(ATTENTION)
 
 
 @dataclass(frozen=True)
@@ -92,7 +98,9 @@ class CausalModel:
         self.forwards = 0
         self.tokens_forwarded = 0
         parameter = next(module.parameters())
-        self.device, self.dtype = parameter.device, parameter.dtype
+        self.device = parameter.device
+        self.dtype = parameter.dtype
+        """Of what is passed on from layer to layer, of K and V, and of taps."""
         self.embedding: torch.Tensor = module.get_input_embeddings().weight
         """[V, D]"""
         self.head: torch.Tensor = module.get_output_embeddings().weight
@@ -102,12 +110,16 @@ class CausalModel:
         self.blocks = _decoder_blocks(module)
         self.layers = len(self.blocks)
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
-        module.set_attn_implementation(ATTENTION)
+        if not isinstance(module, Llama):
+            _use_ragged_attention(module)
         self._lean = LeanLlama(module, narrow) if serves(module) else None
+        held = self.dtype
+        if self._lean is not None:
+            held, self.dtype = self._lean.form.dtype, self._lean.stream
         self.graphs = graphs_of(self, self._lean)
         """CUDA graphs of its passes, on a CUDA GPU only."""
-        held = self.dtype if self._lean is None else self._lean.form.dtype
-        self.shape = ModelShape.from_config(self.config, held.itemsize, self.dtype.itemsize)
+        shape = ModelShape.from_config(self.config, held.itemsize, self.dtype.itemsize)
+        self.shape = shape if self._lean is None else replace(shape, head_bytes=self._lean.head.weight.itemsize)
 
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text, from the generation config and the config."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from specviz.hardware import ceilings, facts
+from specviz.hardware.machine import device_name
 from specviz.hardware.memory import free_memory_bytes
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -23,6 +25,8 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 _REPEATS = 3
 _SMALL_BYTES = 16 * 2**20
 """Smaller weights fit the processor's cache: nothing to gain from another order of them."""
+_BUSY = 0.25
+"""Share of the processor that other programs may use if what is found is to be kept."""
 _STREAMED_BYTES = 64 * 2**20
 """How much weight is timed at a time: more than a processor's cache holds."""
 
@@ -97,13 +101,16 @@ def choose(
     where there are so many.
 
     others: types that float32 weights may be held in instead, if that is faster for these numbers of rows. Small models
-    stay as they are, and so do those whose copies would take too much of the free memory.
+    stay as they are, and so do those whose copies would take too much of the free memory. What was found is kept for
+    the next process, unless other programs were at work meanwhile.
     """
     own = weights[0].dtype
     if total_bytes < _SMALL_BYTES or not all(map(can_pack, weights)):
         return Form(own)
     if 2 * total_bytes > free_memory_bytes(weights[0].device.type):
         return Form(own)
+    if own == torch.bfloat16:  # of one kernel throughout, so that up to 32 rows a row does not depend on the others
+        return Form(own, (True,) * len(SIZES))
     enough, size = [], 0
     for weight in weights:
         if size < _STREAMED_BYTES:
@@ -112,7 +119,33 @@ def choose(
     types = [own]
     if own == torch.float32:
         types += [t for t in others if (can_hold_int8(weights) if t == torch.int8 else can_pack(weights[0].to(t)))]
-    best = own
+    key = f"{_machine()}, {own} or {types[1:]}, rows {tuple(rows)}, weights {sorted({tuple(w.shape) for w in enough})}"
+    if (kept := _kept(key, types)) is not None:
+        return kept
+    others_used = ceilings.load_of_others("cpu")
+    found = _fastest(enough, types, rows)
+    if (others_used() or 0.0) <= _BUSY:
+        facts.write("products", key, {"dtype": str(found.dtype), "use_packed": list(found.use_packed)})
+    return found
+
+
+def _machine() -> str:
+    return f"{device_name('cpu')}, torch {torch.__version__}, {torch.get_num_threads()} threads"
+
+
+def _kept(key: str, types: Sequence[torch.dtype]) -> Form | None:
+    """The form that was found here before, if there is one and it can be used."""
+    fact = facts.read("products", key) or {}
+    dtype = next((t for t in types if str(t) == fact.get("dtype")), None)
+    packed = fact.get("use_packed")
+    if dtype is None or not isinstance(packed, list) or not all(isinstance(p, bool) for p in packed):
+        return None
+    return Form(dtype, tuple(packed)) if len(packed) in (0, len(SIZES)) else None
+
+
+def _fastest(enough: Sequence[torch.Tensor], types: Sequence[torch.dtype], rows: Sequence[int]) -> Form:
+    """The form in which these weights are multiplied fastest; they are held in the first of the types."""
+    own = best = types[0]
     if len(types) > 1:
         def cost(dtype: torch.dtype) -> float:
             layers = [Form(dtype, (True,) * len(SIZES)).linear(w) for w in enough]

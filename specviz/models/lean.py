@@ -16,6 +16,7 @@ import torch
 from torch.nn import functional
 
 from specviz.models.kernels import Form, Linear, choose
+from specviz.models.llama import Llama, LlamaConfig
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 """(layer, query [N, heads, d], key [N, kv_heads, d], value [N, kv_heads, d]) -> [N, heads, d]"""
@@ -40,15 +41,21 @@ class LeanLlama:
         """narrow: its matrices may be held in bfloat16 or int8 where that is faster for one row."""
         config, base = module.config, module.model
         self.embedding = module.get_input_embeddings().weight
-        self.norm = base.norm.weight
+        own = self.embedding.dtype
+        self.stream = torch.float32 if self.embedding.device.type == "cpu" else own
+        """What all but the products is computed in. On a CPU 16 bits would save nothing there and cost accuracy."""
+        self.norm = base.norm.weight.to(self.stream)
         self.eps: float = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.dim: int = base.layers[0].self_attn.head_dim
+        self.dim: int = config.head_dim
         self.form = choose([p for p in base.layers.parameters() if p.ndim == 2],
                            sum(p.nbytes for p in module.parameters()), (torch.bfloat16, torch.int8) if narrow else ())
-        self.head = self.form.linear(module.get_output_embeddings().weight)
-        self.blocks = [_merge(layer, self.form) for layer in base.layers]
-        self._turns = Turns(lambda positions: base.rotary_emb(self.embedding[:1], positions[None]))
+        # logits of 16 bits would tie
+        form = self.form if own == self.stream else Form(self.stream, self.form.use_packed)
+        self.head = form.linear(module.get_output_embeddings().weight)
+        self.blocks = [_merge(layer, self.form, self.stream) for layer in base.layers]
+        theta = config.rope_parameters["rope_theta"]
+        self._turns = Turns(lambda positions: _rotary(positions, self.dim, theta, self.stream))
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
@@ -57,7 +64,7 @@ class LeanLlama:
         """tokens and positions [N]; keep: which of the N get logits (None: all; empty: none, the head is not run);
         longest: no position exceeds it (None: they are looked through, for which a GPU must be waited for).
         Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped layers."""
-        hidden = functional.embedding(tokens, self.embedding)
+        hidden = functional.embedding(tokens, self.embedding).to(self.stream)
         cos, sin = self._turns.rows(positions, int(positions.max()) if longest is None else longest)
         tapped = {}
         turned = self.heads + self.kv_heads
@@ -96,6 +103,14 @@ class Turns:
         return cos[positions][:, None], sin[positions][:, None]
 
 
+def _rotary(positions: torch.Tensor, dim: int, theta: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin [T, dim] of positions [T], by the very operations of the stock module."""
+    turns = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    angles = positions[:, None].float() * turns.to(positions.device)
+    angles = torch.cat((angles, angles), dim=-1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """x [N, heads, d] at the positions of the tables [N, 1, d] from Turns.rows."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
@@ -103,13 +118,9 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 def serves(module: torch.nn.Module) -> bool:
     """Whether LeanLlama computes what this module computes."""
-    config = module.config
-    if type(module).__name__ != "LlamaForCausalLM" or config.hidden_act != "silu":
-        return False
-    if getattr(config, "attention_bias", False) or getattr(config, "mlp_bias", False):
-        return False
-    rope = getattr(config, "rope_parameters", None) or {}
-    return rope.get("rope_type", "default") == "default" and getattr(config, "pretraining_tp", 1) == 1
+    if isinstance(module, Llama):
+        return True
+    return type(module).__name__ == "LlamaForCausalLM" and LlamaConfig.from_dict(module.config.to_dict()) is not None
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -122,13 +133,13 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tens
     return normed if weight is None else normed.mul_(weight)
 
 
-def _merge(layer: torch.nn.Module, form: Form) -> Block:
+def _merge(layer: torch.nn.Module, form: Form, stream: torch.dtype) -> Block:
     attention, mlp = layer.self_attn, layer.mlp
     return Block(
-        layer.input_layernorm.weight,
+        layer.input_layernorm.weight.to(stream),
         form.linear(_merged([attention.q_proj, attention.k_proj, attention.v_proj])),
         form.linear(attention.o_proj.weight),
-        layer.post_attention_layernorm.weight,
+        layer.post_attention_layernorm.weight.to(stream),
         form.linear(_merged([mlp.gate_proj, mlp.up_proj])),
         form.linear(mlp.down_proj.weight),
     )

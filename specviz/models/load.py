@@ -14,7 +14,7 @@ import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
 from specviz.hardware.machine import resolve_device
-from specviz.models import folders, needs
+from specviz.models import folders, llama, needs, tokenizer
 from specviz.models.fetch import Progress, fetch, fetch_small
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.models.vocabulary import VocabularyMatch, check_pair
@@ -68,39 +68,46 @@ def load_source(source: Source, device: str = "auto", precision: str = "auto",
                 stop: Callable[[], bool] | None = None) -> Loaded:
     """One model from wherever it comes."""
     device = resolve_device(device)
-    precision = resolve_precision(precision, device)
+    precision = resolve_precision(precision, device, source)
     folder = fetch(source, progress, stop)
     return Loaded(load_module(folder, device, precision), load_tokenizer(folder), folder, device, precision)
 
 
-def resolve_precision(name: str, device: str) -> str:
-    """fp32, bf16 or fp16; auto is fp32 on cpu, bf16 on a GPU that has it and fp16 otherwise."""
+def resolve_precision(name: str, device: str, source: Source | None = None) -> str:
+    """fp32, bf16 or fp16. auto is bf16 on a GPU that has it and fp16 on others; on a CPU fp32, or bf16 for a source
+    that allows it where the processor multiplies in bf16."""
     if name not in PRECISIONS:
         raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
     if name != "auto":
         return name
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "fp16" if device == "mps" else "fp32"
+    if device == "mps":
+        return "fp16"
+    return "bf16" if source is not None and source.bf16_on_cpu and has_bf16_units() else "fp32"
 
 
-def load_module(folder: Path | str, device: str = "auto", precision: str = "auto") -> torch.nn.Module:
+def has_bf16_units() -> bool:
+    """Whether the processor multiplies in bfloat16 itself (AVX-512 or AMX), and torch makes use of it."""
+    able = torch.cpu.get_capabilities()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+
+
+def load_module(folder: Path | str, device: str = "auto", precision: str = "auto",
+                stock: bool = False) -> torch.nn.Module:
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
+    A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
     Raises FetchError (missing, damaged or foreign weights), MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
     found = folders.inspect(folder)
     needs.check_memory(found.parameters, device, precision, found.path.name)
-    classes = transformers()
-    config = load_config(found.path)
     try:
-        with LOADING:
-            module, report = classes.AutoModelForCausalLM.from_pretrained(
-                found.path, config=config, dtype=_DTYPES[precision], local_files_only=True, output_loading_info=True
-            )
-        module = module.to(device)
+        module = None if stock else llama.read(found, device, _DTYPES[precision])
+        if module is None:
+            module = _stock(found.path, _DTYPES[precision]).to(device)
     except (MemoryError, torch.OutOfMemoryError):
         raise MemoryBudgetError(
             f"{found.path.name} did not fit the memory of {device} in {precision}: "
@@ -108,17 +115,39 @@ def load_module(folder: Path | str, device: str = "auto", precision: str = "auto
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
         raise FetchError(f"The weights in {found.path} do not load as a causal LM: {_line(error)}.") from None
-    # transformers fills weights that are missing with random numbers and only warns: that would be no model.
-    if missing := sorted(report.get("missing_keys", ())):
-        raise FetchError(f"The weights in {found.path} are incomplete: {missing[0]} and {len(missing) - 1} more are "
-                         "missing. Copy or download the folder again.")
     return module.eval().requires_grad_(False)
 
 
-def load_config(folder: Path | str):
-    """The transformers config of a folder. Raises FetchError; never runs code that a folder brings along."""
+def _stock(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+    """transformers' module of a folder, on the CPU."""
+    classes = transformers()
+    config = load_config(folder, stock=True)
+    with LOADING:
+        module, report = classes.AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
+        )
+    # transformers fills weights that are missing with random numbers and only warns: that would be no model.
+    if missing := sorted(report.get("missing_keys", ())):
+        raise FetchError(f"The weights in {folder} are incomplete: {missing[0]} and {len(missing) - 1} more are "
+                         "missing. Copy or download the folder again.")
+    return module
+
+
+def stock_like(config) -> torch.nn.Module:
+    """transformers' module of a config (models.llama's or its own) with random weights, on the CPU."""
+    classes = transformers()
+    made = classes.AutoConfig.for_model(**config.to_dict())
+    with LOADING:
+        return classes.AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+
+
+def load_config(folder: Path | str, stock: bool = False):
+    """The config of a folder: models.llama's for a plain Llama, otherwise, and if `stock` asks for it, transformers'.
+    Raises FetchError; never runs code that a folder brings along."""
     folder = Path(folder)
     raw = folders.read_config(folder)
+    if not stock and (plain := llama.config_of(folder, raw)) is not None:
+        return plain
     classes = transformers()
     try:
         config = classes.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -131,20 +160,17 @@ def load_config(folder: Path | str):
     return config
 
 
-def load_tokenizer(folder: Path | str):
-    """The tokenizer of a folder. Raises FetchError."""
+def load_tokenizer(folder: Path | str, stock: bool = False):
+    """The tokenizer of a folder: models.tokenizer's where that is enough, otherwise, and if `stock` asks for it,
+    transformers'. Raises FetchError."""
     folder = Path(folder)
     folders.check_tokenizer(folder)
-    classes = transformers()
     try:
-        return classes.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        if not stock and (plain := tokenizer.read(folder)) is not None:
+            return plain
+        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # tokenizers raises bare Exception on a damaged tokenizer.json
         raise FetchError(f"The tokenizer in {folder} does not load: {_line(error)}.") from None
-
-
-def prepare() -> None:
-    """Import what loading needs (seconds, once per process); call it from a thread to have it done early."""
-    _ = transformers().AutoModelForCausalLM, transformers().PreTrainedModel
 
 
 _importing = threading.Lock()
@@ -153,7 +179,7 @@ LOADING = threading.Lock()
 
 
 def transformers():
-    """The transformers package, imported late (it takes a second) and told to be silent."""
+    """The transformers package, imported only where it is needed (it takes seconds) and told to be silent."""
     with _importing:
         import transformers as package
 

@@ -50,7 +50,7 @@ def needs(pair: Pair, device: str = "auto", precision: str = "auto", rows: int =
     from specviz.models.load import resolve_precision
 
     device = resolve_device(device)
-    precision = resolve_precision(precision, device)
+    precision = resolve_precision(precision, device, pair.target)
     download = disk = memory = 0
     places = {paths.home()}
     known = True

@@ -1,8 +1,9 @@
 """The drafters' corpus: conversations that the target itself wrote, as token ids. Knows no drafter.
 
 Magpie (arXiv 2406.08464): given only its chat template up to the user's turn, the model writes the user's
-turn, then answers it. A fifth of the user turns begin with one of TOPICS. Everything is thus on-policy: the
-drafter trains on texts that the target really writes, in the template that the app really uses.
+turn, then answers it. Some user turns begin with one of TOPICS, some are whole requests of the kind that people
+write (turns.py). Every answer is on-policy: the drafter trains on texts that the target really writes, in the
+template that the app really uses.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from specviz.errors import SpecVizError
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "corpus"
 """The shipped token ids."""
+COMPOSED = -2
+"""The `topic` of a conversation whose whole user turn was composed (turns.py)."""
 HELD_OUT = 20
 """One prompt in this many is held out of training."""
 
@@ -36,7 +39,7 @@ class Corpus:
     temperature: np.ndarray
     """[N] at which the answer was sampled; 0 is greedy"""
     topic: np.ndarray
-    """[N] index into TOPICS of the user turn's given beginning; -1: none"""
+    """[N] index into TOPICS of the user turn's given beginning; -1: none; COMPOSED: the whole turn was given"""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -102,6 +105,12 @@ class Corpus:
 
         return cls(np.concatenate([p.conversation(i) for p, i in kept]), column("length"), column("answer_start"),
                    column("temperature"), column("topic"))
+
+
+def judging() -> list[tuple[Corpus, int]]:
+    """The shipped held-out conversations that nothing is fitted to, not even confidences: (corpus, index) of each."""
+    parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
+    return [(p, i) for p in parts for i in range(len(p)) if p.held_out(i) and not p.for_calibration(i)]
 
 
 def distinct4(tokens: Sequence[int]) -> float:

@@ -8,14 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-import torch
-
-from specviz import metrics
+from specviz import calibration, metrics
 from specviz.decoding import decode
 from specviz.drafters.base import Drafter, Request
 from specviz.models.causal import CausalModel
 from specviz.trace import Round, Settings
-from specviz.training import losses
 from specviz.training.corpus import distinct4
 
 LOOPING = 0.6
@@ -128,9 +125,7 @@ def live(
         metrics.position_rates(rounds), metrics.survival_rates(rounds), _overlaps(rounds),
         statistics.mean(map(distinct4, texts)), len(runs) - len(steady), len(prompts),
         sum(map(len, texts)) / seconds, plain[1] if plain else None, same, gaps,
-        losses.calibration_error(confidences, survived) if confidences is not None else None,
-        losses.auc(confidences, survived) if confidences is not None else None,
-        by_prompt,
+        calibration.expected_error(confidences, survived), calibration.auc(confidences, survived), by_prompt,
     )
 
 
@@ -181,19 +176,20 @@ def _overlaps(rounds: Sequence[Round]) -> list[float | None]:
     return [statistics.mean(x) if x else None for x in by_slot]
 
 
-def _confidences(rounds: Sequence[Round]) -> tuple[torch.Tensor, torch.Tensor] | tuple[None, None]:
-    """The running product of confidences, and whether all drafts up to there were accepted, for every slot."""
+def _confidences(rounds: Sequence[Round]) -> tuple[list[float], list[float]]:
+    """The running product of confidences, and whether all drafts up to there were accepted, for every slot. Empty for a
+    drafter that tells none."""
     products, happened = [], []
     for round_ in rounds:
         for verdict in round_.rows:
             product = 1.0
             for slot, position in enumerate(verdict.positions[: verdict.verified]):
                 if position.confidence is None:
-                    return None, None
+                    return [], []
                 product *= position.confidence
                 products.append(product)
                 happened.append(float(verdict.accepted > slot))
-    return (torch.tensor(products), torch.tensor(happened)) if products else (None, None)
+    return products, happened
 
 
 def _gap(run: Sequence[Round], text: Sequence[int], other: Sequence[int]) -> float:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from specviz.calibration import expected_error
+
 
 class _Distil(torch.autograd.Function):
     """Mixed KL and total variation with its gradient written out: two passes over [N, V] instead of ten."""
@@ -64,31 +66,6 @@ def confidence_loss(logits: torch.Tensor, labels: torch.Tensor, weights: torch.T
     return (losses * weights).sum() / weights.sum().clamp(min=1e-9)
 
 
-def calibration_error(confidence: torch.Tensor, happened: torch.Tensor, bins: int = 10) -> float:
-    """Expected calibration error: |mean confidence - share that happened| over equal-width bins, weighted by
-    how many fall in each. Both [N]; `happened` holds 0 / 1 or a probability."""
-    index = (confidence * bins).long().clamp(0, bins - 1)
-    error = 0.0
-    for b in range(bins):
-        chosen = index == b
-        if chosen.any():
-            gap = confidence[chosen].mean() - happened[chosen].mean()
-            error += float(gap.abs()) * float(chosen.float().mean())
-    return error
-
-
-def auc(scores: torch.Tensor, happened: torch.Tensor) -> float | None:
-    """The chance that something that happened scored higher than something that did not; None if only one of
-    the two occurs. Ties count one half."""
-    positive, negative = scores[happened > 0.5], scores[happened <= 0.5]
-    if not len(positive) or not len(negative):
-        return None
-    ordered, _ = negative.sort()
-    below = torch.searchsorted(ordered, positive)
-    not_above = torch.searchsorted(ordered, positive, right=True)
-    return float((below + not_above).double().mean() / 2 / len(negative))
-
-
 def sequential_temperatures(logits: torch.Tensor, accepted: torch.Tensor) -> torch.Tensor:
     """Calibrate left to right: for slot k the T_k that makes prod over i <= k of sigmoid(logit_i / T_i) match how
     often the first k drafts all survived, earlier slots frozen. logits [N, K], accepted [N, K] of 0 / 1 (or a
@@ -97,8 +74,9 @@ def sequential_temperatures(logits: torch.Tensor, accepted: torch.Tensor) -> tor
     found, product = [], torch.ones(len(logits))
     survived = accepted.float().cumprod(-1)
     for k in range(logits.shape[1]):
-        errors = [calibration_error(product * torch.sigmoid(logits[:, k] / t), survived[:, k], 15) for t in grid]
-        least = torch.tensor(errors)
+        happened = survived[:, k].numpy()
+        said = [(product * torch.sigmoid(logits[:, k] / t)).numpy() for t in grid]
+        least = torch.tensor([expected_error(chances, happened, 15) for chances in said])
         # Late slots hardly ever survive, so their error is nearly the same for every T: stay near 1 then.
         good = grid[least <= least.min() + 0.001]
         best = good[int(good.log().abs().argmin())]

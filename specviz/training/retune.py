@@ -26,10 +26,11 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import trained
+from specviz.prompts import encode
 from specviz.runs import STORE, ModelStore
 from specviz.trace import MAX_K, Settings
 from specviz.training import distil, evaluate, features, recipes
-from specviz.training.corpus import FOLDER, Corpus
+from specviz.training.corpus import Corpus, judging
 from specviz.worker import Worker
 
 FEWEST, MOST = 8, 200
@@ -119,6 +120,8 @@ class Retune(Worker):
 
     `alphas` grows while it trains: (steps, overlap by slot on what is being trained on).
     """
+
+    keeps = False
 
     def __init__(self, order: RetuneOrder, store: ModelStore = STORE):
         super().__init__()
@@ -236,13 +239,11 @@ class Retune(Worker):
 
 
 def _tokens(tokenizer, text: str) -> list[int]:
-    return tokenizer.apply_chat_template([{"role": "user", "content": text.strip()}], add_generation_prompt=True,
-                                         return_dict=True)["input_ids"]
+    return list(encode(tokenizer, text.strip()).ids)
 
 
 def _old_domain() -> Corpus:
-    parts = [Corpus.load(path) for path in sorted(FOLDER.glob("*.npz"))]
-    chosen = [(p, i) for p in parts for i in range(len(p)) if p.held_out(i) and not p.for_calibration(i)][:OLD_DOMAIN]
+    chosen = judging()[:OLD_DOMAIN]
     return Corpus(np.concatenate([p.conversation(i) for p, i in chosen]),
                   *(np.array([getattr(p, name)[i] for p, i in chosen])
                     for name in ("length", "answer_start", "temperature", "topic")))

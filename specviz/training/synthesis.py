@@ -18,7 +18,8 @@ import torch
 from torch.nn import functional
 
 from specviz.errors import SpecVizError
-from specviz.training.corpus import Corpus, distinct4
+from specviz.training import turns
+from specviz.training.corpus import COMPOSED, Corpus, distinct4
 
 TOPICS = (
     "Write a Python function that", "Write a Python program to", "Write a JavaScript function that",
@@ -34,6 +35,8 @@ TOPICS = (
 )
 """How a fifth of the user turns begin. (The shipped corpus was made with these and some more of their kind.)"""
 SHARE_WITH_TOPIC = 0.2
+SHARE_COMPOSED = 0.5
+"""Of the user turns: whole requests of turns.py. (None in the first 3,832 conversations of the shipped corpus.)"""
 SMALLEST_DISTINCT4 = 0.6
 SHORTEST_ANSWER = 16
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
@@ -75,7 +78,7 @@ class LockStep:
         """Feed tokens [R] at positions [R] -> logits [R, V]."""
         rows, longest = torch.arange(self.rows), int(positions.max()) + 1
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
-        hidden = torch.where(torch.arange(longest) <= positions[:, None], 0.0, -torch.inf)[:, None, None]
+        seen = (torch.arange(longest) <= positions[:, None])[:, None, None].expand(-1, -1, self.heads // self.kv, -1)
         x = self.embedding[tokens]
         width, narrow = self.heads * self.dim, self.kv * self.dim
         for i, (before, merged, out, after, gate_up, down) in enumerate(self.layers):
@@ -84,9 +87,8 @@ class LockStep:
             self.keys[i, rows, :, positions] = _rotate(k.view(-1, self.kv, self.dim), cos, sin)
             self.values[i, rows, :, positions] = v.view(-1, self.kv, self.dim)
             grouped = q.view(self.rows, self.kv, -1, self.dim)
-            scores = torch.matmul(grouped, self.keys[i, :, :, :longest].transpose(-1, -2)).float() * self.dim**-0.5
-            weights = torch.softmax(scores + hidden, -1).to(self.dtype)
-            attended = torch.matmul(weights, self.values[i, :, :, :longest])
+            attended = functional.scaled_dot_product_attention(
+                grouped, self.keys[i, :, :, :longest], self.values[i, :, :, :longest], attn_mask=seen)
             x = x + functional.linear(attended.reshape(self.rows, width), out).float()
             gate, up = functional.linear(self._norm(x, after), gate_up).chunk(2, -1)
             x = x + functional.linear(functional.silu(gate) * up, down).float()
@@ -111,7 +113,7 @@ class _Row:
     temperature: float
     topic: int
     answer_start: int = 0
-    """0 while the user's turn is written."""
+    """0 while the target writes the user's turn."""
     fed: int = 0
 
 
@@ -139,25 +141,29 @@ class Synthesis:
         turn = [{"role": "user", "content": mark}]
         text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         before, after = text.split(mark)
-        self.before = tokenizer.encode(before, add_special_tokens=False)
-        self.after = tokenizer.encode(after, add_special_tokens=False)
+        self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
+        self.before, self.after = self.encode(before), self.encode(after)
         self.end = self.after[0]
-        self.topics = [tokenizer.encode(t, add_special_tokens=False) for t in TOPICS]
+        self.topics = [self.encode(t) for t in TOPICS]
         vocabulary = range(len(self.model.embedding))
         self.plain = np.array([all(ord(c) < 128 for c in tokenizer.decode([i])) for i in vocabulary])
+        self._rows = [self._fresh() for _ in range(rows)]
 
     def _fresh(self) -> _Row:
+        temperature = float(self.random.choice(TEMPERATURES))
+        if self.random.random() < SHARE_COMPOSED:
+            turn = self.encode(turns.compose(self.random))
+            first, *forced = [*self.before, *turn, *self.after]
+            return _Row([first], forced, temperature, COMPOSED, answer_start=1 + len(forced))
         topic = int(self.random.integers(len(TOPICS))) if self.random.random() < SHARE_WITH_TOPIC else -1
-        forced = [*self.before, *(self.topics[topic] if topic >= 0 else ())]
-        return _Row([], forced, float(self.random.choice(TEMPERATURES)), topic)
+        first, *forced = [*self.before, *(self.topics[topic] if topic >= 0 else ())]
+        return _Row([first], forced, temperature, topic)
 
     def run(self, conversations: int, stop: Callable[[], bool] = lambda: False) -> tuple[Corpus | None, Tally]:
-        """One shard of about this many kept conversations, or fewer if stop() says so."""
-        rows = [self._fresh() for _ in range(self.model.rows)]
-        kept: list[_Row] = []
+        """One shard of about this many kept conversations, or fewer if stop() says so. What is half written then is
+        gone on with by the next call: else long conversations would be the rarer ones."""
+        rows, kept = self._rows, []
         tally, begun = Tally(), time.monotonic()
-        for row in rows:
-            row.tokens.append(row.forced.pop(0))
         while len(kept) < conversations and not stop():
             fed = torch.tensor([r.tokens[r.fed] for r in rows])
             logits = self.model.step(fed, torch.tensor([r.fed for r in rows]))
@@ -169,8 +175,7 @@ class Synthesis:
                 elif self._take(row, drawn[i], tally):
                     if row.answer_start and self._good(row, tally):
                         kept.append(row)
-                    rows[i] = row = self._fresh()
-                    row.tokens.append(row.forced.pop(0))
+                    rows[i] = self._fresh()
         tally.seconds = time.monotonic() - begun
         if not kept:
             return None, tally

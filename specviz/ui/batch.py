@@ -15,7 +15,7 @@ from specviz.orders import drafter_names
 from specviz.prompts import preset, presets_for
 from specviz.sweep import Cell, Sweep, SweepOrder, best_k, modelled, serving_settings
 from specviz.trace import MAX_K, Settings
-from specviz.ui import stage
+from specviz.ui import stage, task
 from specviz.ui.chart import chart
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -82,10 +82,7 @@ def buttons(sweep: Sweep) -> None:
                 other.stop()
             sweep.start()
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", key="map-stop", disabled=not sweep.alive):
-            sweep.stop()
-            sweep.join(2.0)
-            st.rerun()
+        task.stop_button(sweep, "map-stop")
         if sweep.cells and not sweep.alive and st.button("Measure again", icon=":material/refresh:", key="map-again"):
             sweep.cells.clear()
             sweep.start()
@@ -98,21 +95,14 @@ def _shown(sweep: Sweep) -> list[Cell]:
 
 def measured_map(sweep: Sweep) -> None:
     """The map, polled while it fills."""
-    st.fragment(_tick, run_every=POLL_SECONDS if sweep.alive else None)(sweep, sweep.alive)
+    task.follow(sweep, "Stopped: the cells so far are kept, and Resume goes on with the rest.", lambda: _map(sweep),
+                POLL_SECONDS)
 
 
-def _tick(sweep: Sweep, was_alive: bool) -> None:
-    sweep.poll()
+def _map(sweep: Sweep) -> None:
     # a click reruns this fragment alone, and the sliders are outside it
-    if (was_alive and not sweep.alive) or "map-picked" in st.session_state:
+    if "map-picked" in st.session_state:
         st.rerun()
-    with st.container():
-        if sweep.alive:
-            st.progress(sweep.fraction, sweep.stage or "Starting")
-        elif sweep.status == "failed":
-            st.error(sweep.error)
-        elif sweep.status == "stopped":
-            st.info("Stopped: the cells so far are kept, and Resume goes on with the rest.")
     cells = _shown(sweep)
     data = heatmap.table(cells)
     chart(heatmap.figure(data, sweep.order.ks, sweep.order.batches, "this machine", "measured", chosen(),

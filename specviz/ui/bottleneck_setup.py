@@ -12,6 +12,8 @@ from specviz.errors import SpecVizError
 from specviz.hardware import catalogue, ceilings, machine, shapes
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models import load
+from specviz.models.llama import LlamaConfig
+from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.trace import MAX_K, Ceilings
 
 HERE, OWN = "This machine (measured)", "Your own"
@@ -72,7 +74,7 @@ def controls() -> Setup:
                                   "config.json alone is fetched, no weights.")
     here = machine.resolve_device("auto")
     if device == HERE:
-        usual = load.resolve_precision("auto", here)
+        usual = load.resolve_precision("auto", here, find_pair(EMBEDDED).target)
         options = [usual, *(p for p in ceilings.DTYPES if p != usual)]
         precision = third.selectbox("Precision", options, key="peak", bind="query-params",
                                     help="Of weights, cache and arithmetic. Each has roofs of its own.")
@@ -94,6 +96,9 @@ def controls() -> Setup:
                                bind="query-params", help="Whose draft step is modelled beside the target's steps")
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
+    if device == HERE and here == "cpu" and precision == "bf16" and LlamaConfig.from_dict(config) is not None:
+        # its layers' matrices alone are held in 16 bits: see models.lean
+        shape = replace(shape, head_bytes=4.0, cache_bytes=4.0, activation_bytes=4.0)
     draft = (_layers(shape, max(1, shape.layers // 5)) if drafter == FIRST_LAYERS else
              _layers(shape, 1) if drafter == ONE_LAYER else _stored(shapes.shape(drafter), precision, None))
     given = "" if name in shapes.CONFIGS or name == typed else f" Model: {name}, from the config.json given above."

@@ -77,7 +77,7 @@ def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = No
     file = export.safe_name(name)
     with st.container(key=f"{key}-chart", gap="small"):
         if title := template.title_of(figure):
-            st.markdown(f"**{_plain(title)}**")
+            st.markdown(f"**{plain(title)}**")
         click = {"on_select": lambda: _pick(key, picks), "selection_mode": "points"} if picks else {}
         st.plotly_chart(template.for_screen(figure, dark()), theme=None, key=key, alt=alt or template.alt_of(figure),
                         config={"displaylogo": False, "modeBarButtons": [["toImage"]],
@@ -106,9 +106,9 @@ def _pick(key: str, target: str) -> None:
         st.session_state[target] = chosen[0] if isinstance(chosen, list) else chosen
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text that Markdown shows as it is."""
     return "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|$~:<>" else c for c in text)
 
 
-__all__ = ["chart", "dark"]
+__all__ = ["chart", "dark", "plain"]

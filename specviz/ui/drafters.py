@@ -17,12 +17,11 @@ from specviz.models.pairs import EMBEDDED, find_pair, names
 from specviz.orders import drafter_names
 from specviz.prompts import PRESETS, preset, presets_for
 from specviz.trace import MAX_K, Settings, Trace
-from specviz.ui import recorded
+from specviz.ui import recorded, task
 from specviz.ui.chart import chart
 from specviz.ui.lanes import lanes as lanes_component
 from specviz.ui.player import Seek, player
 
-POLL_SECONDS = 0.6
 BOUND = {"bind": "query-params"}
 
 
@@ -105,10 +104,7 @@ def buttons(order: LanesOrder | None) -> None:
         if st.button("Run the lanes", type="primary", icon=":material/play_arrow:", key="lanes-go",
                      disabled=order is None, help="Decode with every drafter, one after the other, on this machine"):
             _start(order, run)
-        if st.button("Stop", icon=":material/stop:", key="lanes-stop", disabled=not alive):
-            run.stop()
-            run.join(2.0)
-            st.rerun()
+        task.stop_button(run, "lanes-stop")
         if run is not None and not alive and st.button("Show the recording again", icon=":material/history:",
                                                        key="lanes-back"):
             del st.session_state["lanes-run"]
@@ -136,22 +132,13 @@ def status() -> None:
         st.error(refused)
     if run is None:
         return
-    st.fragment(_tick, run_every=POLL_SECONDS if run.alive else None)(run, run.alive)
 
-
-def _tick(run: Lanes, was_alive: bool) -> None:
-    run.poll()
-    if was_alive and not run.alive:
-        st.rerun()
-    if run.alive:
-        st.progress(run.fraction, run.stage or "Starting")
-        if run.traces:
+    def done_so_far() -> None:
+        if run.alive and run.traces:
             st.caption(f"{len(run.traces)} lanes are done; Stop keeps and shows them.")
-    elif run.status == "failed":
-        st.error(run.error)
-    elif run.status == "stopped":
-        st.info(f"Stopped: {len(run.traces)} finished lanes are kept." if run.traces
-                else "Stopped before a lane was finished.")
+
+    task.follow(run, f"Stopped: {len(run.traces)} finished lanes are kept." if run.traces
+                else "Stopped before a lane was finished.", done_so_far)
 
 
 @st.cache_resource(show_spinner=False)
@@ -194,6 +181,7 @@ def _race(now: Shown) -> None:
     named = [(d, now.lanes[prompt, d]) for d in order if (prompt, d) in now.lanes]
     picked = lanes_component(named, "lanes", f"{now.id}|{prompt}", "recorded" if now.recorded else "measured",
                              _meta(now, named))
+    st.caption("Blocks are as long as they took, measured; tokens inside a draft block are spaced evenly, not timed.")
     rows = pd.DataFrame(timeline.table(named))
     st.download_button("Blocks of time (CSV)", export.csv(rows), "specviz-lanes.csv", "text/csv", key="lanes-csv",
                        on_click="ignore", icon=":material/download:", type="tertiary")
@@ -307,12 +295,10 @@ def cost() -> None:
             pair = st.session_state.get("lanes-pair", EMBEDDED)
             st.session_state["cost-run"] = draftcost.Costs(pair, lane_sets.default_drafters(pair)).start()
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", key="cost-stop", disabled=not alive):
-            run.stop()
-            run.join(2.0)
-            st.rerun()
+        task.stop_button(run, "cost-stop")
     if run is not None:
-        st.fragment(_cost_tick, run_every=POLL_SECONDS if alive else None)(run, alive)
+        task.follow(run, "Stopped: what was measured is shown." if run.cost
+                    else "Stopped before anything was measured.")
     mine = run.cost if run is not None else None
     found = mine or _recorded_cost()
     if found is None:
@@ -325,18 +311,6 @@ def cost() -> None:
                f"after {found.context} tokens of prompt. A plain step, the target's forward pass of one token, takes "
                f"{format.seconds(found.plain_seconds)}. A lookup takes next to none. A drafter stops at the K that it "
                "was trained for.")
-
-
-def _cost_tick(run: draftcost.Costs, was_alive: bool) -> None:
-    run.poll()
-    if was_alive and not run.alive:
-        st.rerun()
-    if run.alive:
-        st.progress(run.fraction, run.stage or "Starting")
-    elif run.status == "failed":
-        st.error(run.error)
-    elif run.status == "stopped":
-        st.info("Stopped: what was measured is shown." if run.cost else "Stopped before anything was measured.")
 
 
 def _recorded_cost() -> draftcost.DraftCost | None:

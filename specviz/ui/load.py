@@ -18,9 +18,9 @@ from specviz.prompts import preset, presets_for
 from specviz.scheduling import best_schedule, prefix_schedule, survivals
 from specviz.serving import Chances, Limits
 from specviz.trace import MAX_K, Settings
+from specviz.ui import task
 from specviz.ui.chart import chart
 
-POLL_SECONDS = 0.7
 BOUND = {"bind": "query-params"}
 TITLES = {"none": "no speculation", "fixed": "fixed K", "uniform": "uniform goodput K (vLLM)",
           "prefix": "prefix scheduler (DSpark)"}
@@ -76,10 +76,7 @@ def buttons(order: LoadOrder) -> None:
             runs.append(LoadRun(order))
             runs[-1].start()
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", disabled=not alive, key="load-stop"):
-            runs[-1].stop()
-            runs[-1].join(2.0)
-            st.rerun()
+        task.stop_button(runs[-1] if runs else None, "load-stop")
         if runs and not alive and st.button("Forget these loads", icon=":material/delete:", key="load-forget"):
             runs.clear()
             st.rerun()
@@ -92,37 +89,39 @@ def served(order: LoadOrder) -> None:
         st.info("Nothing served yet. Serve this load, then another rate: the curve of server against user grows.")
         return
     run = runs[-1]
-    st.fragment(_tick, run_every=POLL_SECONDS if run.alive else None)(run, run.alive)
+    task.follow(run, "Stopped: policies that had served the whole load are kept.", lambda: _live(run))
     alike = [o for r in runs if replace(r.order, rate=1, seeds=(0,), policies=NAMES)
              == replace(run.order, rate=1, seeds=(0,), policies=NAMES) for o in r.outcomes]
     if alike:
         show(alike, run.outcomes or alike, "this machine", "measured", "served")
-        told = {o.summary.identical for o in alike}
-        if False in told:
-            st.error("A text differs from its text alone.")
-        elif True in told:
-            st.success("Every text, under every policy, equals its text alone.", icon=":material/check:")
+        _texts(alike)
 
 
-def _tick(run: LoadRun, was_alive: bool) -> None:
-    run.poll()
-    if was_alive and not run.alive:
-        st.rerun()
-    if run.status == "failed":
-        st.error(run.error)
-    elif run.status == "stopped":
-        st.info("Stopped: policies that had served the whole load are kept.")
-    elif run.alive:
-        st.progress(run.fraction, run.stage or "Starting")
-        server = run.live
-        if server is not None and server.ticks:
-            last = server.ticks[-1]
-            one, two, three, four = st.columns(4)
-            one.metric("Running", round(last.running / last.rounds))
-            two.metric("Waiting", round(last.waiting / last.rounds))
-            three.metric("Drafts verified per request", format.number(last.verified / last.running if last.running
-                                                                      else None))
-            four.metric("Requests so far", len(server.records))
+def _texts(outcomes) -> None:
+    """Whether the texts are those that each request gets alone."""
+    told, ties = {o.summary.identical for o in outcomes}, sum(o.summary.near_ties for o in outcomes)
+    if any(o.summary.differing for o in outcomes):
+        st.error("A text differs from its text alone.")
+    elif ties:
+        widest = max(o.summary.widest_gap for o in outcomes if o.summary.near_ties)
+        count = sum(o.summary.requests for o in outcomes)
+        st.info(f"{ties} of {count} texts part from their text alone at a near-tie: the two likeliest logits lay at "
+                f"most {widest:.2g} apart there, and passes over more than 32 tokens round differently. All others are "
+                "equal.", icon=":material/check:")
+    elif True in told:
+        st.success("Every text, under every policy, equals its text alone.", icon=":material/check:")
+
+
+def _live(run: LoadRun) -> None:
+    server = run.live
+    if not run.alive or server is None or not server.ticks:
+        return
+    last = server.ticks[-1]
+    one, two, three, four = st.columns(4)
+    one.metric("Running", round(last.running / last.rounds))
+    two.metric("Waiting", round(last.waiting / last.rounds))
+    three.metric("Drafts verified per request", format.number(last.verified / last.running if last.running else None))
+    four.metric("Requests so far", len(server.records))
 
 
 def show(outcomes, latest, where: str, source: str, key: str) -> None:
@@ -246,27 +245,14 @@ def simulated(order: LoadOrder) -> None:
             st.session_state["simulation"], st.session_state["simulated"] = run, device
             run.start()
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", key="sim-stop", disabled=not (run and run.alive)):
-            run.stop()
-            run.join(2.0)
-            st.rerun()
+        task.stop_button(run, "sim-stop")
     if run is None:
         st.caption(f"{rows:,} requests of {tokens:,} tokens fit the memory of one {device} beside the weights.")
         return
-    st.fragment(_sim_tick, run_every=POLL_SECONDS if run.alive else None)(run, run.alive)
+    task.follow(run)
     if not run.alive and run.outcomes:
         busiest = [o for o in run.outcomes if o.summary.rate == max(run.rates)]
         show(run.outcomes, busiest, st.session_state["simulated"], "simulated", "sim")
         st.caption("Simulated: times from the device's roofs at a context of 512 tokens, luck from the chances above, "
                    "requests of 200 tokens of prompt and 64 to 192 new ones. The server and the policies are those "
                    "that run here.")
-
-
-def _sim_tick(run: Simulation, was_alive: bool) -> None:
-    run.poll()
-    if was_alive and not run.alive:
-        st.rerun()
-    if run.alive:
-        st.progress(run.fraction, run.stage or "Starting")
-    elif run.status == "failed":
-        st.error(run.error)

@@ -36,7 +36,7 @@ class Preparation:
 
     def _work(self) -> None:
         try:
-            from specviz.runs import STORE  # imports torch and transformers: seconds, so not while a page is drawn
+            from specviz.runs import STORE  # imports torch: seconds, so not while a page is drawn
 
             STORE.open(self.source, "auto", "auto", self._tell, self._halt.is_set)
             self.state = "ready"

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from specviz.trace import Trace
+from specviz.ui import task
+from specviz.worker import Task
 
 if TYPE_CHECKING:  # imported on a click only: a page with this button does not wait for torch
-    from specviz.checking import Finding, Job
+    from specviz.checking import Finding
 
-POLL_SECONDS = 0.4
 _LOOKS = {"lossless": (st.success, ":material/check:"), "differs": (st.error, ":material/error:"),
           "inconclusive": (st.warning, ":material/help:")}
 _WORDS = {"lossless": "Nothing was lost.", "differs": "The two differ.", "inconclusive": "Inconclusive: no proof."}
@@ -24,7 +25,7 @@ def proof(run, key: str = "proof") -> None:
     if trace is None or not trace.rounds:
         return
     st.subheader("Proof on this run")
-    job: Job | None = st.session_state.get(f"{key}-job")
+    job: Task | None = st.session_state.get(f"{key}-job")
     if st.session_state.get(f"{key}-of") != _id(trace):  # another run is on screen now
         if job is not None:
             job.stop()
@@ -39,17 +40,15 @@ def proof(run, key: str = "proof") -> None:
         if st.button("Prove it", icon=":material/verified:", key=f"{key}-go", disabled=alive, help=_help(trace)):
             from specviz import checking
 
-            job = st.session_state[f"{key}-job"] = checking.Job(
+            job = st.session_state[f"{key}-job"] = Task(
                 lambda tell, stop: checking.check_run(trace, samples, tell=tell, stop=stop))
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", key=f"{key}-stop", disabled=not alive):
-            job.stop()
-            job.join(2.0)
-            st.rerun()
+        task.stop_button(job, f"{key}-stop")
     if job is None:
         st.caption(_help(trace))
         return
-    st.fragment(_tick, run_every=POLL_SECONDS if job.alive else None)(job, job.alive)
+    task.follow(job, "Stopped before there was anything to say.",
+                lambda: finding(job.result) if job.status == "complete" else None)
 
 
 def _id(trace: Trace) -> tuple:
@@ -61,20 +60,6 @@ def _help(trace: Trace) -> str:
         return ("This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
                 "of them without drafts, and a chi-square test on their first tokens. All on this machine.")
     return "This run was greedy: on this machine its prompt is decoded without drafts and compared token by token."
-
-
-def _tick(job: Job, was_alive: bool) -> None:
-    job.poll()
-    if was_alive and not job.alive:
-        st.rerun()
-    if job.status == "working":
-        st.progress(job.fraction, job.stage)
-    elif job.status == "failed":
-        st.error(job.error)
-    elif job.status == "stopped":
-        st.info("Stopped before there was anything to say.")
-    else:
-        finding(job.finding)
 
 
 def finding(found: Finding) -> None:

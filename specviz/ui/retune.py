@@ -9,13 +9,13 @@ import streamlit as st
 from specviz.errors import SpecVizError
 from specviz.figures import retuned as charts
 from specviz.trace import MAX_K
+from specviz.ui import task
 from specviz.ui.chart import chart
 from specviz.ui.controls import OWN
 
 if TYPE_CHECKING:  # imported on a click only: the page does not wait for torch
     from specviz.training.retune import Retune, Retuned
 
-POLL_SECONDS = 0.5
 EXAMPLE = "\n".join((
     "Write a recipe for tomato soup.", "Write a recipe for banana pancakes.", "Write a recipe for a lentil stew.",
     "Write a recipe for fried rice.", "Write a recipe for apple cake.", "Write a recipe for mushroom risotto.",
@@ -42,10 +42,7 @@ def show() -> None:
     name = third.text_input("Name of the new drafter", "retuned", max_chars=40, key="retune-name", disabled=alive)
     with st.container(horizontal=True):
         go = st.button("Retune", icon=":material/model_training:", type="primary", key="retune-go", disabled=alive)
-        if st.button("Stop", icon=":material/stop:", key="retune-stop", disabled=not alive):
-            job.stop()
-            job.join(2.0)
-            st.rerun()
+        task.stop_button(job, "retune-stop")
     st.caption(f"About {seconds + 90:.0f} s in all on two cores: answers, a measurement before, training, a "
                "measurement after. All on this machine; the shipped drafter stays as it is.")
     if go:
@@ -57,7 +54,7 @@ def show() -> None:
         st.session_state["retune-job"] = job
         st.rerun()
     if job is not None:
-        st.fragment(_tick, run_every=POLL_SECONDS if alive else None)(job, alive)
+        task.follow(job, "Stopped: nothing was kept.", lambda: _found(job))
 
 
 def _begin(text: str, name: str, seconds: float, k: int) -> Retune:
@@ -67,21 +64,12 @@ def _begin(text: str, name: str, seconds: float, k: int) -> Retune:
     return Retune(RetuneOrder(lines, name.strip(), seconds, k)).start()
 
 
-def _tick(job: Retune, was_alive: bool) -> None:
-    job.poll()
-    if was_alive and not job.alive:
-        st.rerun()
-    if job.status == "running":
-        st.progress(job.fraction, job.stage)
-        if job.alphas:
-            step, alpha = job.alphas[-1]
-            st.caption(f"After {step} steps, on what it is being trained on, the drafter covers "
-                       f"{', '.join(f'{a:.0%}' for a in alpha[:4])} of p in slots 1 to 4 (measured).")
-    elif job.status == "failed":
-        st.error(job.error)
-    elif job.status == "stopped":
-        st.info("Stopped: nothing was kept.")
-    elif job.result is not None:
+def _found(job: Retune) -> None:
+    if job.alive and job.alphas:
+        step, alpha = job.alphas[-1]
+        st.caption(f"After {step} steps, on what it is being trained on, the drafter covers "
+                   f"{', '.join(f'{a:.0%}' for a in alpha[:4])} of p in slots 1 to 4 (measured).")
+    elif job.status == "complete":
         outcome(job.result)
 
 

@@ -9,7 +9,8 @@ import streamlit as st
 from specviz.errors import SpecVizError
 from specviz.orders import Order
 from specviz.trace import Trace
-from specviz.ui import preparing, recorded
+from specviz.ui import preparing, recorded, task
+from specviz.ui.chart import plain
 from specviz.ui.player import player
 
 if TYPE_CHECKING:
@@ -41,16 +42,12 @@ def start(order: Order) -> None:
 def buttons(order: Order | None) -> None:
     """Run, and Stop while something runs. Outside every fragment, so that a click interrupts."""
     run = current()
-    alive = run is not None and run.alive
     with st.container(horizontal=True, vertical_alignment="center"):
         if st.button("Run again" if run else "Run", type="primary", icon=":material/play_arrow:", key="run-button",
                      disabled=order is None, help="Decode this prompt on this machine"):
             start(order)
             st.rerun()
-        if st.button("Stop", icon=":material/stop:", disabled=not alive, key="stop-button"):
-            run.stop()
-            run.join(2.0)
-            st.rerun()
+        task.stop_button(run, "stop-button")
 
 
 def shown_trace() -> Trace | None:
@@ -96,6 +93,8 @@ def _tick(was_alive: bool) -> None:
         shown, key="player", run_id=run.id if own else f"{shown.recorded_at} {shown.drafter}", streaming=live,
         recorded=None if own else recorded.label(shown), meta=recorded.facts(shown), autoplay=not own,
     )
+    if shown.note:
+        st.caption(plain(shown.note))
 
 
 def _status(run: Run) -> None:

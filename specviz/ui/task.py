@@ -1,73 +1,82 @@
-"""Measurements in the background: a button that starts one, its progress, Stop, and what came out of it.
+"""Work in the background, seen from a page: a button that starts a measurement, progress, Stop, and what came out.
 
-A measurement that nobody watches any more (the tab was closed, another page was opened) stops itself, and only one
+Work that nobody watches any more (the tab was closed, another page was opened) stops itself, and only one measurement
 runs at a time in the whole server: two would spoil each other's times.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
-import time
 from collections.abc import Callable
 
 import streamlit as st
 
+from specviz import worker
 from specviz.errors import SpecVizError
+from specviz.worker import Watched, Worker
 
-POLL_SECONDS = 0.4
-ABANDONED_SECONDS = 20.0
+POLL_SECONDS = 0.5
 _ONE = threading.Lock()
-_LOG = logging.getLogger(__name__)
 
 Work = Callable[[Callable[[float, str], None], Callable[[], bool]], object]
 """work(progress, stop) -> result; raises SpecVizError with a sentence."""
 
 
-class Task:
-    """One measurement under way. `state`: working | done | failed | stopped."""
+# ------------------------------------------------------------------------------------------ any work
 
-    def __init__(self, work: Work):
-        self.state, self.fraction, self.words = "working", 0.0, "Waiting for another measurement to end"
-        self.result: object = None
-        self.error = ""
-        self._work, self._halt, self._polled = work, threading.Event(), time.monotonic()
-        threading.Thread(target=self._run, daemon=True, name="specviz measurement").start()
 
-    def poll(self) -> None:
-        """Somebody is still watching."""
-        self._polled = time.monotonic()
+def follow(job: Worker, stopped: str = "", more: Callable[[], None] | None = None,
+           every: float = POLL_SECONDS) -> None:
+    """Show how far it is and keep it going while somebody looks; what went wrong; `stopped`, if it was stopped; and
+    below that whatever `more` draws. The page is drawn anew when it has ended."""
+    alive = job.alive
+    st.fragment(_follow, run_every=every if alive else None)(job, alive, stopped, more)
 
-    def stop(self) -> None:
-        """End at the next opportunity."""
-        self._halt.set()
 
-    def stopping(self) -> bool:
-        """True once it should end: Stop was pressed, or nobody watches."""
-        if time.monotonic() - self._polled > ABANDONED_SECONDS:
-            self._halt.set()
-        return self._halt.is_set()
+def _follow(job: Worker, was_alive: bool, stopped: str, more: Callable[[], None] | None) -> None:
+    job.poll()
+    if was_alive and not job.alive:
+        st.rerun()
+    with st.container():  # a place of its own, so that what is below never moves
+        if job.alive:
+            st.progress(job.fraction, job.stage or "Starting")
+        elif job.status == "failed":
+            st.error(job.error)
+        elif job.status == "stopped" and stopped:
+            st.info(stopped)
+    if more is not None:
+        more()
 
-    def _tell(self, fraction: float, words: str) -> None:
-        self.fraction, self.words = min(1.0, max(0.0, fraction)), words
 
-    def _run(self) -> None:
+def stop_button(job: Watched | None, key: str) -> None:
+    """Stop. Outside every fragment, so that a click interrupts."""
+    if st.button("Stop", icon=":material/stop:", disabled=job is None or not job.alive, key=key):
+        job.stop()
+        job.join(2.0)
+        st.rerun()
+
+
+# ------------------------------------------------------------------------------------------ measurements
+
+
+class Measurement(worker.Task):
+    """One measurement under way, or waiting for another to end."""
+
+    patience = 15.0
+
+    def work(self) -> None:
+        self.tell("Waiting for another measurement to end")
         while not _ONE.acquire(timeout=0.2):
             if self.stopping():
-                self.state = "stopped"
-                return
-        self.words = "Starting"
+                raise SpecVizError("Stopped.")
         try:
-            self.result = self._work(self._tell, self.stopping)
-            self.state = "done"
-        except SpecVizError as error:
-            self.state, self.error = ("stopped", "") if self._halt.is_set() else ("failed", str(error))
-        except Exception as error:  # a defect: the person gets a sentence, the log gets the rest
-            _LOG.exception("a measurement failed")
-            short = isinstance(error, MemoryError) or "memory" in str(error)
-            self.error = ("The memory did not suffice: lower the batch or the context, or choose a smaller model."
-                          if short else f"The measurement failed unexpectedly ({type(error).__name__}).")
-            self.state = "failed"
+            self.tell("Starting")
+            super().work()
+        except Exception as error:
+            if isinstance(error, MemoryError) or ("memory" in str(error) and not isinstance(error, SpecVizError)):
+                raise SpecVizError("The memory did not suffice: lower the batch or the context, or choose a smaller "
+                                   "model.") from error
+            raise
         finally:
             _ONE.release()
 
@@ -78,30 +87,31 @@ def button(key: str, label: str, work: Work, icon: str, help: str | None = None,
 
     The result goes to st.session_state[key], or to `keep(result)`.
     """
-    task: Task | None = st.session_state.get(f"{key}-task")
-    if task is not None and task.state == "working":
+    task: Measurement | None = st.session_state.get(f"{key}-task")
+    if task is not None and task.alive:
         st.fragment(_tick, run_every=POLL_SECONDS)(key, label)
         return
-    if task is not None and task.state == "done":
+    if task is not None and task.status == "complete":
         del st.session_state[f"{key}-task"]
         (keep or (lambda result: st.session_state.__setitem__(key, result)))(task.result)
         st.rerun()  # what stands further up shows the result too
     if st.button(label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary",
                  disabled=disabled):
-        st.session_state[f"{key}-task"] = Task(work)
+        st.session_state[f"{key}-task"] = Measurement(
+            lambda tell, stop: work(lambda fraction, words: tell(words, fraction), stop))
         st.rerun()
-    if task is not None and task.state == "failed":
+    if task is not None and task.status == "failed":
         st.error(task.error)
-    elif task is not None and task.state == "stopped":
+    elif task is not None and task.status == "stopped":
         st.info("Stopped: nothing was kept.")
 
 
 def _tick(key: str, label: str) -> None:
-    task: Task = st.session_state[f"{key}-task"]
+    task: Measurement = st.session_state[f"{key}-task"]
     task.poll()
-    if task.state != "working":
+    if not task.alive:
         st.rerun()
     bar, stop = st.columns([6, 1], vertical_alignment="center")
-    bar.progress(task.fraction, f"{label}: {task.words}")
+    bar.progress(task.fraction, f"{label}: {task.stage}")
     if stop.button("Stop", key=f"{key}-stop", icon=":material/stop:"):
         task.stop()

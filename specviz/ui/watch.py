@@ -19,7 +19,7 @@ from specviz.models.pairs import EMBEDDED
 from specviz.orders import Order
 from specviz.prompts import preset
 from specviz.trace import Settings
-from specviz.ui import stage
+from specviz.ui import stage, task
 from specviz.ui.chart import chart
 
 EVERY_SECONDS = 2.0
@@ -64,10 +64,7 @@ def show() -> None:
                      help="The embedded model tells a story; its first layers draft"):
             stage.start(Order(EMBEDDED, "first-layers", preset("story").text, Settings(k=4, max_new_tokens=256)))
             st.rerun()
-        if st.button("Stop", key="live-stop", icon=":material/stop:", disabled=not alive):
-            run.stop()
-            run.join(2.0)
-            st.rerun()
+        task.stop_button(run, "live-stop")
         idle = st.toggle("Watch also while nothing decodes", key="watch", help="Samples twice a second, for well under "
                          "1 % of the processor's time; stops when you leave")
     if alive or idle:

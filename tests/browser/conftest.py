@@ -1,22 +1,11 @@
 """A browser, a server for any Streamlit script, and pages that must not ask anything of any other machine."""
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-from pathlib import Path
 from urllib.parse import urlsplit
 
+import app_server
 import pytest
+from app_server import ARGUMENTS, CHROMIUM
 
-ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = os.environ.get("SPECVIZ_CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-             "--no-first-run"]
 LOCAL = ("127.0.0.1", "localhost")
 
 
@@ -41,27 +30,9 @@ def serve(tmp_path_factory):
         key = (str(script), tuple(sorted((env or {}).items())))
         if key in servers:
             return servers[key][1]
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
         log = tmp_path_factory.mktemp("server") / "log.txt"
-        process = subprocess.Popen(
-            [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}",
-             "--server.address=127.0.0.1", "--server.headless=true", "--server.fileWatcherType=none",
-             "--browser.gatherUsageStats=false"],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT), **(env or {})},
-            stdout=log.open("w"), stderr=subprocess.STDOUT)
-        url = f"http://127.0.0.1:{port}"
-        servers[key] = process, url
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            assert process.poll() is None, f"the server ended:\n{log.read_text()}"
-            try:
-                urllib.request.urlopen(f"{url}/_stcore/health", timeout=2).close()
-                return url
-            except OSError:
-                time.sleep(0.2)
-        raise AssertionError(f"the server did not come up:\n{log.read_text()}")
+        servers[key] = app_server.start(script, env or {}, log)
+        return servers[key][1]
 
     yield start
     for process, _ in servers.values():

@@ -52,10 +52,10 @@ def ended(app, key, seconds=120):
     while time.monotonic() < deadline:
         app.run()
         task = kept(app, f"{key}-task")
-        if task is None or task.state != "working":
+        if task is None or not task.alive:
             return app.run()
         time.sleep(0.2)
-    raise AssertionError(f"still working: {task.words}")
+    raise AssertionError(f"still working: {task.stage}")
 
 
 def test_first_paint_models_every_step_on_the_measured_roofs(open_page):
@@ -116,7 +116,7 @@ def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, mo
     monkeypatch.setattr(ceilings, "cached", lambda device, precision: found.get("roofs"))
     app = open_app().switch_page("pages/bottleneck.py").run()
     app.button("ceilings-button").click().run()
-    assert app.session_state["ceilings-task"].state == "working"
+    assert app.session_state["ceilings-task"].status == "running"
     app = ended(app, "ceilings")
     assert not app.exception
     assert app.button("ceilings-button").label == "Measure again"

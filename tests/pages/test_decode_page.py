@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -103,6 +104,16 @@ def test_an_opened_trace_replaces_the_stage(open_app):
     app.file_uploader("trace-file").set_value((path.name, path.read_bytes(), "application/gzip")).run()
     assert not app.exception
     assert app.session_state["opened"] == traces.load(path)
+
+
+def test_the_note_of_the_run_on_stage_stands_under_it_as_plain_text(open_app):
+    trace = replace(traces.load(stage.recorded.shipped()[-1]), note="No CUDA graphs here: ![x](http://elsewhere/y.png)")
+    app = open_app()
+    assert not any("CUDA graphs" in c.value for c in app.caption)
+    app.session_state["opened"] = trace
+    app.run()
+    told = [c.value for c in app.caption if "CUDA graphs" in c.value]
+    assert len(told) == 1 and "![" not in told[0]
 
 
 def prepared(app, seconds=60):

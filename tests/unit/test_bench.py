@@ -44,15 +44,16 @@ def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, m
     assert all(row["tokens_per_pass"] == 1 for row in rows if (row["system"], row["setting"]) == ("specviz", "plain"))
 
 
-def test_another_default_precision_is_held_against_fp32_too(at_embedded_home, monkeypatch):
-    """With a precision that transformers does not have, its rows are fp32, and an fp32 block of ours stands beside."""
-    monkeypatch.setattr(bench, "PEER_PRECISIONS", ("fp32",))
+def test_another_default_precision_is_held_against_fp32_too(at_embedded_home):
+    """Against our reduced precision on a processor the peers run in fp32, with an fp32 block of ours beside it, and
+    transformers' plain decoding in 16 bits too."""
     found = bench.bench("toy", ["ngram", "autoregressive"], [2], "bf16", "cpu", True, SMALL)
     assert (found["precision"], found["peer_precision"]) == ("bf16", "fp32")
     assert (found["equal_precision"]["precision"], found["equal_precision"]["peer_precision"]) == ("fp32", "fp32")
     assert {"bf16", "fp32"} == found["precisions"].keys()
     assert (found["rows"][0]["setting"], found["rows"][0]["precision"]) == ("plain", "bf16")
     assert sum(r["precision"] == "fp32" and r["system"] == "specviz" for r in found["rows"]) == 2
+    assert sum(r["precision"] == "bf16" and r["system"] == "transformers" for r in found["rows"]) == 1
     assert "In fp32 on both sides" in table(found)
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from specviz import checking, cli, decoding, sampling, trace
-from specviz.checking import Bench, Difference, Finding, Greedy, Job, Sampling, check, check_run
+from specviz.checking import Bench, Difference, Finding, Greedy, Sampling, check, check_run
 from specviz.errors import SettingsError
 from specviz.models.fetch import Stopped
 from specviz.orders import Order
 from specviz.runs import Run
 from specviz.sampling import Judgement, draw
 from specviz.trace import Settings
+from specviz.worker import Task
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
 
@@ -122,14 +123,14 @@ def test_bad_orders_are_refused_with_a_sentence():
 
 
 def test_a_job_can_be_stopped_and_says_how_far_it_is():
-    job = Job(lambda tell, stop: check("toy", "autoregressive", 3, samples=10**5, prompts=1, tell=tell, stop=stop))
+    job = Task(lambda tell, stop: check("toy", "autoregressive", 3, samples=10**5, prompts=1, tell=tell, stop=stop))
     deadline = time.monotonic() + 60
     while not job.stage.startswith("Sampling") and time.monotonic() < deadline:
         job.poll()
         time.sleep(0.02)
     job.stop()
     job.join(30)
-    assert job.status == "stopped" and job.finding is None
+    assert job.status == "stopped" and job.result is None
 
 
 def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
@@ -140,14 +141,14 @@ def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
             time.sleep(0.01)
         raise Stopped("The check was stopped.")
 
-    job = Job(work)
+    job = Task(work)
     job.join(10)
     assert job.status == "stopped"
 
 
 def test_a_job_turns_a_defect_into_a_sentence(caplog):
     caplog.set_level("ERROR", logger="specviz")  # the command line, tested before, keeps the log quiet
-    job = Job(lambda tell, stop: 1 / 0)
+    job = Task(lambda tell, stop: 1 / 0)
     job.join(10)
     assert job.status == "failed" and "ZeroDivisionError" in job.error
     assert "ZeroDivisionError" in caplog.text

