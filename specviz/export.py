@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 import plotly.graph_objects as go
+import plotly.io
 
 from specviz.figures import template
 
@@ -47,7 +48,7 @@ def csv(data: pd.DataFrame) -> bytes:
 
 def figure_json(figure: go.Figure) -> str:
     """The figure on white paper as Plotly JSON, for the browser to draw SVG and PNG from."""
-    return template.for_export(figure).to_json()
+    return plotly.io.to_json(template.for_export(figure), validate=False)
 
 
 def html(figure: go.Figure, name: str) -> bytes:
@@ -76,8 +77,8 @@ def _section(figure: go.Figure, name: str, with_plotly: bool) -> str:
     ready = template.for_export(figure)
     identity = f"plot-{safe_name(name)}"
     script = _SAVE % (json.dumps(safe_name(name)), template.EXPORT_WIDTH, template.EXPORT_HEIGHT)
-    plot = ready.to_html(full_html=False, include_plotlyjs=with_plotly, div_id=identity, post_script=script,
-                         config={"displaylogo": False, "displayModeBar": False})
+    plot = plotly.io.to_html(ready, full_html=False, include_plotlyjs=with_plotly, div_id=identity,
+                             post_script=script, validate=False, config={"displaylogo": False, "displayModeBar": False})
     alt = markup.escape(template.alt_of(figure))
     return f'<div class="plot" role="img" aria-label="{alt}">{plot}</div><p>{alt}</p>'
 

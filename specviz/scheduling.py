@@ -94,6 +94,13 @@ class RoundCosts:
     """Seconds per round beside both: bookkeeping."""
     draft_fixed: float = 0.0
     """Seconds that drafting takes whenever anything is drafted, such as a lookup's."""
+    draft_more: PassSeconds | None = None
+    """Of a serial drafter's every further slot, where the first costs another time (with it a hybrid drafter makes its
+    whole block); None: as the first."""
+
+    def _slot(self, slot: int, rows: int) -> float:
+        """Seconds of one slot of a serial drafter for so many rows."""
+        return (self.draft_more if slot and self.draft_more is not None else self.draft)(rows, rows)
 
     def drafting(self, lengths: Sequence[int]) -> float:
         """Seconds to draft so many tokens for each request."""
@@ -105,7 +112,7 @@ class RoundCosts:
         if not self.serial:
             return self.draft_fixed + self.draft(sum(lengths), sum(n > 0 for n in lengths))
         at = [sum(n > slot for n in lengths) for slot in range(longest)]
-        return self.draft_fixed + sum(self.draft(n, n) for n in at)
+        return self.draft_fixed + sum(self._slot(slot, n) for slot, n in enumerate(at))
 
     def one_more(self, slot: int, count: int, before: int) -> float:
         """Seconds that drafting grows by when the slot gets its count-th request, `before` drafts being planned."""
@@ -113,7 +120,7 @@ class RoundCosts:
         if self.draft is None:
             return fixed
         if self.serial:
-            return fixed + self.draft(count, count) - (self.draft(count - 1, count - 1) if count > 1 else 0.0)
+            return fixed + self._slot(slot, count) - (self._slot(slot, count - 1) if count > 1 else 0.0)
         return fixed + self.draft(before + 1, count) - (self.draft(before, count) if before else 0.0)
 
     def round(self, lengths: Sequence[int], drafted: Sequence[int] | None = None, prompt_tokens: int = 0) -> float:

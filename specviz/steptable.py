@@ -20,6 +20,8 @@ from specviz.trace import Ceilings, Settings
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
 """Token counts that are measured."""
 DRAFT_ROWS = (1, 2, 4, 8, 16, 32)
+_MANY = 6
+"""Drafts from which the time of a serial drafter's further ones is told."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class StepTable:
     draft_tokens: tuple[int, ...]
     """Empty: drafting is a lookup."""
     draft_seconds: tuple[float, ...]
+    draft_more_seconds: tuple[float, ...]
+    """Of a serial drafter's every further token, by the same numbers of rows; empty for others."""
     lookup_seconds: float
     serial: bool
     context: int
@@ -41,7 +45,9 @@ class StepTable:
     def costs(self) -> RoundCosts:
         """What policies and clocks reckon with."""
         draft = StepCosts(self.draft_tokens, self.draft_seconds) if self.draft_tokens else None
-        return RoundCosts(StepCosts(self.tokens, self.seconds), draft, self.serial, draft_fixed=self.lookup_seconds)
+        more = StepCosts(self.draft_tokens, self.draft_more_seconds) if self.draft_more_seconds else None
+        return RoundCosts(StepCosts(self.tokens, self.seconds), draft, self.serial, draft_fixed=self.lookup_seconds,
+                          draft_more=more)
 
 
 def layout(tokens: int, most_rows: int = 32) -> list[int]:
@@ -125,32 +131,38 @@ def measure(target, make: Callable, settings: Settings, key: str, context: int =
     tell = progress or (lambda words, fraction: None)
     most = target.model.max_positions or 2**30
     context = max(0, min(context, most // 2))
-    seconds = []
-    for i, tokens in enumerate(counts):
-        tell(f"Timing rounds of {tokens} tokens", i / (len(counts) + len(draft_rows)))
-        seconds.append(statistics.median(round_seconds(target, settings, layout(tokens), context, repeats, stop)))
+    # there and back, so that a slow minute does not make one width dearer than its neighbours
+    spent: dict[int, list[float]] = {tokens: [] for tokens in counts}
+    visits = [*counts, *reversed(counts)]
+    for i, tokens in enumerate(visits):
+        tell(f"Timing rounds of {tokens} tokens", i / (len(visits) + len(draft_rows)))
+        spent[tokens] += round_seconds(target, settings, layout(tokens), context, repeats, stop)
+    seconds = [statistics.median(spent[tokens]) for tokens in counts]
     drafter = make()
-    draft_tokens, draft_seconds, lookup = [], [], 0.0
+    draft_tokens, draft_seconds, more_seconds, lookup = [], [], [], 0.0
     for i, rows in enumerate(draft_rows):
-        tell(f"Timing drafts of {rows} rows", (len(counts) + i) / (len(counts) + len(draft_rows)))
-        took, forwarded = _draft_seconds(target, make(), rows, context, repeats, stop)
+        tell(f"Timing drafts of {rows} rows", (len(visits) + i) / (len(visits) + len(draft_rows)))
+        k = min(16, drafter.max_k) if drafter.parallel else 1
+        took, forwarded = _draft_seconds(target, make(), rows, k, context, repeats, stop)
         if not forwarded:
             lookup = took
             break
         draft_tokens.append(rows if not drafter.parallel else forwarded)
         draft_seconds.append(took)
-    table = StepTable(tuple(counts), tuple(seconds), tuple(draft_tokens), tuple(draft_seconds), lookup,
-                      not drafter.parallel, context,
+        if not drafter.parallel and (most := min(_MANY, drafter.max_k)) > 1:
+            many, _ = _draft_seconds(target, make(), rows, most, context, repeats, stop)
+            more_seconds.append(max(1e-6, (many - took) / (most - 1)))
+    table = StepTable(tuple(counts), tuple(seconds), tuple(draft_tokens), tuple(draft_seconds), tuple(more_seconds),
+                      lookup, not drafter.parallel, context,
                       datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
     facts.write("steptable", key, asdict(table))
     tell("Measured", 1.0)
     return table
 
 
-def _draft_seconds(target, drafter, rows: int, context: int, repeats: int,
+def _draft_seconds(target, drafter, rows: int, k: int, context: int, repeats: int,
                    stop: Callable[[], bool] | None) -> tuple[float, int]:
-    """Seconds of one pass of the drafter for so many rows, and the tokens that it forwards in it. A parallel drafter
-    is asked for its whole block, a serial one for one token."""
+    """Seconds in which the drafter proposes k tokens for each of so many rows, and the tokens that it forwards."""
     import torch
 
     from specviz.drafters.base import Request
@@ -158,7 +170,6 @@ def _draft_seconds(target, drafter, rows: int, context: int, repeats: int,
     from specviz.hardware.machine import clock
 
     model, chance = target.model, random.Random(2)
-    k = min(16, drafter.max_k) if drafter.parallel else 1
     width = len(drafter.taps) * model.hidden_size
     timer = clock(str(model.device))
     anchors = []

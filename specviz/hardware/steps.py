@@ -175,7 +175,8 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     twin = Llama(small) if isinstance(model.module, Llama) else load.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 0.01)
-    found = measure(CausalModel(twin.to(model.device, model.dtype)), [0], [1], context, repeats, prefill=False)
+    twin = CausalModel(twin.to(model.device, model.embedding.dtype))
+    found = measure(twin, [0], [1], context, repeats, prefill=False)
     return found[0].seconds
 
 
@@ -192,7 +193,7 @@ def _time_linears(model, linears: list[torch.nn.Linear], rows: int, repeats: int
     """Median seconds of all linear layers one after the other on `rows` rows, and their counted cost."""
     if not linears:
         return None, Cost(0, 0)
-    device, dtype = str(model.device), model.dtype
+    device, dtype = str(model.device), linears[0].weight.dtype
     noise = {m.in_features: torch.randn(1, rows, m.in_features).to(model.device, dtype) for m in linears}
     timer, size = Timer(device), linears[0].weight.element_size()
     for repeat in range(repeats + 1):

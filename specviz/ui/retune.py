@@ -79,8 +79,9 @@ def outcome(found: Retuned) -> None:
     look(f"{found.sentence} Measured on this machine.", icon=":material/straighten:")
     same, all_of = found.after.live.identical_to_plain, found.after.live.prompts
     st.markdown(
-        f"**What comes out stayed the same:** {same} of {all_of} greedy texts equal plain decoding's with the retuned "
-        f"drafter. {found.steps} steps in {found.seconds:.0f} s on {found.answer_tokens:,} answer tokens.")
+        f"**{'What comes out stayed the same' if same == all_of else 'Not every text is the same'}:** {same} of "
+        f"{all_of} greedy texts equal plain decoding's with the retuned drafter. {found.steps} steps in "
+        f"{found.seconds:.0f} s on {found.answer_tokens:,} answer tokens.")
     data = charts.retuned_table(found.before.overlap, found.after.overlap, found.before.old_overlap,
                                 found.after.old_overlap)
     chart(charts.retuned_figure(data), data, "retuned")
@@ -92,8 +93,9 @@ def outcome(found: Retuned) -> None:
                               (columns[2], "Calibration error", "calibration_error")):
         before, after = (getattr(side.live, at) for side in (found.before, found.after))
         if before is not None and after is not None:
-            column.metric(f"{words} (measured)", f"{after:.3g}", f"{after - before:+.2g}",
-                          delta_color="inverse" if at == "calibration_error" else "normal")
+            # no colour and no arrow: the interval above is what says whether anything changed
+            column.metric(f"{words} (measured)", f"{after:.3g}", f"{before:.3g} before", delta_color="off",
+                          delta_arrow="off")
     st.page_link("pages/decode.py", label="Decode with the retuned drafter", icon=":material/play_circle:",
                  query_params={"drafter": OWN, "folder": str(found.folder)})
     st.caption(f"It lies in {found.folder}; on the command line: --drafter with that folder.")

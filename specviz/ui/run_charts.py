@@ -24,14 +24,23 @@ CHARTS = (
 
 def show(trace: Trace) -> None:
     """Four charts of the run in two columns (one on a phone)."""
-    drawn = {}
+    drawn = _drawn(trace)
     columns = st.columns(2, gap="large")
-    for place, (name, table, figure) in enumerate(CHARTS):
-        data = table(trace)
-        drawn[name] = (figure(data), data)
+    for place, (name, (figure, data)) in enumerate(drawn.items()):
         with columns[place % 2]:
-            chart(*drawn[name], name, key=f"run-{name}")
+            chart(figure, data, name, key=f"run-{name}")
     _files(trace, drawn)
+
+
+def _drawn(trace: Trace) -> dict:
+    """Name to figure and table. Kept for as long as the same trace is on screen: building them takes most of the time
+    that this page does."""
+    kept = st.session_state.get("run-charts")
+    if kept is None or kept[0] is not trace:
+        tables = {name: (figure, table(trace)) for name, table, figure in CHARTS}
+        kept = trace, {name: (figure(data), data) for name, (figure, data) in tables.items()}
+        st.session_state["run-charts"] = kept
+    return kept[1]
 
 
 def _files(trace: Trace, drawn: dict) -> None:

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WAIT = 300_000
 PROMPTS = [f"Write a recipe for {dish}." for dish in ("tomato soup", "fried rice", "apple cake", "a Greek salad",
                                                       "garlic bread", "onion tart", "rice pudding", "bean tacos")]
-# the app itself, but for a training of seconds on answers of 16 tokens
+# the app itself, but for a training of a few seconds on answers of 16 tokens
 SHORT = """
 from specviz.ui import frame, retune
 
@@ -19,7 +19,7 @@ def begin(text, name, seconds, k):
     from specviz.training.retune import Retune, RetuneOrder
 
     lines = tuple(line for line in text.splitlines() if line.strip())
-    return Retune(RetuneOrder(lines, name, 3.0, k, 16)).start()
+    return Retune(RetuneOrder(lines, name, 6.0, k, 16)).start()
 
 
 retune._begin = begin
@@ -38,6 +38,7 @@ def url(serve, embedded_home, tmp_path_factory):
 
 
 def opened(page, url, prompts=PROMPTS):
+    page.set_default_timeout(WAIT)  # a machine that does other things as well
     page.goto(url)
     box = page.get_by_role("textbox", name="Your prompts, one a line")
     expect(box).to_be_visible(timeout=WAIT)
@@ -59,20 +60,21 @@ def test_a_retuning_to_its_end_shows_what_it_changed(page, url):
     opened(page, url)
     go(page)
     expect(page.locator("[data-testid=stProgress]")).to_be_visible(timeout=WAIT)
-    expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+    expect(page.get_by_role("button", name="Stop")).to_be_enabled(timeout=WAIT)
     verdict = page.get_by_text(re.compile(r"per target pass before, .* on 2 held-out prompts .* Measured on this"))
     expect(verdict).to_be_visible(timeout=WAIT)
     chart = page.locator(".st-key-retuned-chart")
     expect(chart.locator(".js-plotly-plot .trace").first).to_be_visible(timeout=WAIT)
     for name in ("Tokens per target pass (measured)", "Tokens per second (measured)", "Calibration error (measured)"):
-        expect(page.get_by_text(name)).to_be_visible()
-    expect(page.get_by_text("2 of 2 greedy texts equal plain decoding's")).to_be_visible()
+        expect(page.get_by_text(name)).to_be_visible(timeout=WAIT)
+    expect(page.get_by_text("2 of 2 greedy texts equal plain decoding's")).to_be_visible(timeout=WAIT)
     chart.get_by_role("button", name="Numbers").click()
-    expect(page.locator(".st-key-retuned-table [data-testid=stDataFrame]")).to_be_visible()
+    expect(page.locator(".st-key-retuned-table")).to_be_visible(timeout=WAIT)
+    expect(page.locator("[data-testid=stDataFrame]")).to_be_visible(timeout=WAIT)
     page.keyboard.press("Escape")
-    expect(page.get_by_role("button", name="Stop")).to_be_disabled()
+    expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=WAIT)
     page.set_viewport_size({"width": 390, "height": 844})
-    expect(chart.locator(".js-plotly-plot .trace").first).to_be_visible()
+    expect(chart.locator(".js-plotly-plot .trace").first).to_be_visible(timeout=WAIT)
     assert wide(page) <= 390
     assert "Traceback" not in page.locator("body").inner_text()
     link = page.get_by_role("link", name="Decode with the retuned drafter")
@@ -88,7 +90,7 @@ def test_stop_ends_it_and_keeps_nothing(page, url):
     expect(stop).to_be_enabled(timeout=WAIT)
     stop.click()
     expect(page.get_by_text("Stopped: nothing was kept.")).to_be_visible(timeout=WAIT)
-    expect(page.get_by_role("button", name="Retune", exact=True)).to_be_enabled()
+    expect(page.get_by_role("button", name="Retune", exact=True)).to_be_enabled(timeout=WAIT)
 
 
 @pytest.mark.parametrize("prompts", [[], ["only one"], ["the same"] * 9])

@@ -168,7 +168,9 @@ def test_roofline_axes_do_not_depend_on_the_points(trace):
 
 def test_export_is_on_white_and_screen_is_transparent(trace):
     figure = run.tokens_figure(run.tokens_table(trace))
-    assert template.for_export(figure).layout.template.layout.paper_bgcolor == palette.PAPER_LIGHT
+    white = template.for_export(figure)["layout"]
+    assert white["template"]["layout"]["paper_bgcolor"] == palette.PAPER_LIGHT and white["title"]["text"]
+    assert figure.layout.width is None, "the figure itself stays as it is"
     assert template.for_screen(figure, dark=True).layout.template.layout.font.color == palette.INK_ON_DARK
     assert template.for_screen(figure, dark=False).layout.template.layout.paper_bgcolor == template.CLEAR
 

@@ -24,7 +24,8 @@ CONFIGS = {
 def test_a_config_becomes_a_model_whose_passes_can_be_timed(name, precision):
     model = random_weights.build(CONFIGS[name].to_dict(), "cpu", precision, name)
     assert model.shape.parameters == sum(p.numel() for p in model.module.parameters())
-    assert model.dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    wanted = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    assert {p.dtype for p in model.module.parameters()} == {wanted} and model.shape.weight_bytes == wanted.itemsize
     cache = model.new_cache()
     cache.add(0, 8)
     logits = model.forward(cache, [0], [[1, 2, 3]]).logits[0]

@@ -179,8 +179,10 @@ def test_round_costs_count_serial_and_parallel_drafts():
     assert serial.round([3, 1]) == pytest.approx(0.4 + 6 + 0.5)
     assert parallel.round([1, 1], drafted=[3, 3]) == pytest.approx(0.6 + 4)
     assert RoundCosts(target).drafting([3]) == 0
+    hybrid = RoundCosts(target, draft, fixed=0.5, draft_more=StepCosts((1, 100), (0.01, 1.0)))
+    assert hybrid.drafting([3, 1]) == pytest.approx(0.2 + 0.01 + 0.01)
     assert serial.verifying(2, spent=serial.drafting([1, 1]))(5) == pytest.approx(serial.round([1, 1]) - 4 + 5)
-    for costs in (serial, parallel):  # added one after the other, drafts cost what they cost together
+    for costs in (serial, parallel, hybrid):  # added one after the other, drafts cost what they cost together
         grown = costs.one_more(0, 1, 0) + costs.one_more(0, 2, 1) + costs.one_more(1, 1, 2) + costs.one_more(2, 1, 3)
         assert grown == pytest.approx(costs.drafting([3, 1]))
 

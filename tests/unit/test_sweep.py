@@ -1,13 +1,16 @@
 """The sweep: cells that are what runs are, stop and resume, contexts, refusals, the best K, settings, the model."""
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from specviz import cli, steptable
+from specviz import checking, cli, steptable
 from specviz.errors import PairError, SettingsError
 from specviz.figures import heatmap
 from specviz.hardware import catalogue, shapes
+from specviz.loadrun import LoadOrder, LoadRun
 from specviz.models.pairs import find_pair
 from specviz.roofline import modelled_seconds, step_cost
 from specviz.runs import STORE, make_drafter
@@ -143,7 +146,7 @@ def test_a_step_table_is_measured_and_kept(at_home):
                                   context=16, repeats=2, counts=(1, 2, 8), draft_rows=(1, 4))
         assert steptable.cached(key) == table
         assert table.costs.round([2, 0]) > 0
-        assert bool(table.draft_tokens) == (name == "autoregressive")
+        assert bool(table.draft_tokens) == bool(table.draft_more_seconds) == (name == "autoregressive")
     assert [sum(layout(n)) for n in range(1, 100)] == list(range(1, 100)) and len(layout(200)) == 32
 
 
@@ -164,6 +167,23 @@ def test_the_commands_print_their_keys(at_home, capsys):
         assert cli.main(bad) == 2
         out, err = capsys.readouterr()
         assert not out and "Traceback" not in err
+
+
+def test_a_text_that_parts_from_its_text_alone_is_a_defect_unless_two_tokens_were_nearly_tied(at_home, monkeypatch):
+    run = LoadRun(LoadOrder("toy", "autoregressive", ("none",), rate=20, seconds=0.3, lengths=(6, 6))).execute()
+    summary, (record, *_) = run.outcomes[0].summary, run.outcomes[0].records
+    assert (summary.identical, summary.near_ties, summary.differing, summary.widest_gap) == (True, 0, 0, None)
+    target = STORE.open(find_pair("toy").target, "cpu", "fp32")
+    other = [*record.tokens[:2], record.tokens[2] ^ 1, *record.tokens[3:]]
+    changed = SimpleNamespace(records={0: replace(record, tokens=other)})
+    assert run._against_alone(target, changed) == {
+        "identical": False, "near_ties": 0, "differing": 1, "widest_gap": None}
+    gap = checking.top_gap(target.model, [*record.job.prompt, *record.tokens[:2]])
+    monkeypatch.setattr(checking, "NEAR_TIE", {"fp32": gap})
+    assert run._against_alone(target, changed) == {
+        "identical": False, "near_ties": 1, "differing": 0, "widest_gap": gap}
+    shorter = SimpleNamespace(records={0: replace(record, tokens=record.tokens[:3])})
+    assert run._against_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
 
 
 def test_a_load_is_simulated_on_a_device_of_the_catalogue(capsys):
