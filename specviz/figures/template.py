@@ -56,8 +56,8 @@ def for_screen(figure: go.Figure, dark: bool) -> go.Figure:
 
 
 def for_export(figure: go.Figure) -> dict:
-    """A copy on white paper, of a fixed size, its title wrapped. It is plain data, which Plotly need not validate again:
-    that takes longer than writing it."""
+    """A copy on white paper, of a fixed size, its title wrapped: plain data, which Plotly need not validate again (it
+    takes longer than writing it)."""
     copy, lines = figure.to_dict(), textwrap.wrap(title_of(figure), 92)
     layout = copy["layout"]
     copy["layout"] = {
