@@ -7,7 +7,7 @@ import pytest
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 180_000
+WAIT = 300_000
 PROMPTS = [f"Write a recipe for {dish}." for dish in ("tomato soup", "fried rice", "apple cake", "a Greek salad",
                                                       "garlic bread", "onion tart", "rice pudding", "bean tacos")]
 # the app itself, but for a training of a few seconds on answers of 16 tokens

@@ -168,8 +168,8 @@ def test_cancels_free_everything_at_any_stage(toy_target, toy_draft):
         text = alone(toy_target, record.job)
         assert record.tokens == (text if record.state == "finished" else text[: len(record.tokens)])
     assert not any(left(server))
-    # the cache never grew past its slots
-    assert engine.cache.keys[0].shape[0] <= 3 and engine.cache.keys[0].shape[2] <= 92
+    # the cache never grew past its slots, whose columns come in sixteens
+    assert engine.cache.keys[0].shape[0] <= 3 and engine.cache.keys[0].shape[2] <= 96
     assert server.cancel(jobs[0].id) is False and server.cancel(-1) is False
 
 
@@ -213,7 +213,7 @@ def test_stop_and_time_limit_cancel_what_runs(toy_target, toy_draft):
 def test_the_wall_clock_serves_too(toy_target, toy_draft):
     server = served(toy_target, toy_draft, "prefix", rate=200, seconds=0.1, clock=WallClock())
     assert all(r.state == "finished" for r in server.records.values())
-    summary = summarise(server, 200, True)
+    summary = summarise(server, 200)
     assert summary.tokens_per_second > 0 and summary.tokens_per_second_per_user > 0 and summary.waited >= 0
 
 
