@@ -122,6 +122,8 @@ class Retune(Worker):
     """
 
     keeps = False
+    patience = 120.0
+    """It takes minutes, and browsers let a tab in the background ask only once a minute."""
 
     def __init__(self, order: RetuneOrder, store: ModelStore = STORE):
         super().__init__()

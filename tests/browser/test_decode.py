@@ -60,7 +60,7 @@ def test_first_paint_shows_a_recorded_run_labelled_as_such(page, url):
 
 def test_a_real_run_streams_and_stop_stops_it(page, url):
     """Rounds of the embedded model arrive while it runs; Stop ends it and what was decoded stays on screen."""
-    opened(page, f"{url}/?length=512&drafter=ngram&k=2")
+    opened(page, f"{url}/?length=512&drafter=ngram&k=2&prompt=Tell+a+very+long+story.")
     run(page)
     expect(page.locator(".badge")).to_have_text("live", timeout=90000)
     expect(page.locator(".where")).to_have_text(re.compile(r"Round ([2-9]|\d\d+) "), timeout=90000)
