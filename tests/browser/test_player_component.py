@@ -63,7 +63,9 @@ def words(page):
 
 
 def press(page, name):
-    page.get_by_role("button", name=name, exact=True).click()
+    button = page.get_by_role("button", name=name, exact=True)
+    expect(button).to_have_count(1, timeout=20000)  # while the page is drawn anew the old player stands beside the new
+    button.click()
 
 
 def test_stepping_forwards_and_backwards_tells_the_same_story(page, url):
