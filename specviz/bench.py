@@ -315,9 +315,7 @@ def _steps(target: Opened, repeats: int) -> dict:
     The denominator of verify_over_decode is the fastest way to do a plain step: where a pass of two or four positions
     is faster than one of one, it is that pass.
     """
-    # the read of weights is as fast whatever they are made of, and a plain step is bound by it
-    known = target.precision if target.precision in ceilings.DTYPES else "fp32"
-    roofs = ceilings.measure(target.device, known, quick=repeats < FULL.steps)
+    roofs = ceilings.measure(target.device, target.precision, quick=repeats < FULL.steps)
     model = target.model
     cache = model.new_cache()
     cache.add(0, CONTEXT + VERIFY)

@@ -37,7 +37,7 @@ FIRST = 3
 """How many of the first new tokens are compared in sampling."""
 ROWS = 32
 """Rows that are sampled at once."""
-NEAR_TIE = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.5}
+NEAR_TIE = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.5, "int4": 1e-3}
 """Gap between the two largest logits below which rounding alone may swap them, by precision: a pass over K + 1
 positions sums in another order than a pass over one."""
 PROGRESS = Callable[[str, float], None]

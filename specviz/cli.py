@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_device(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16, fp16, int4 (default: auto)")
 
 
 def _whole(text: str) -> int:

@@ -38,7 +38,7 @@ def add_parsers(subparsers) -> None:
     parser.add_argument("--prompts", type=int, default=20, metavar="N",
                         help="greedy prompts, 1 to 20 (default: %(default)s)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16, fp16, int4 (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(handler=check_command)
 

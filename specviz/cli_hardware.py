@@ -44,7 +44,7 @@ def add_parsers(subparsers) -> None:
 
 def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="auto", help="auto, cuda, mps or cpu")
-    parser.add_argument("--precision", default="auto", help="auto, fp32, bf16 or fp16")
+    parser.add_argument("--precision", default="auto", help="auto, fp32, bf16, fp16, int4")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -78,7 +78,7 @@ def _common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first row (default: 0)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16, fp16, int4 (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

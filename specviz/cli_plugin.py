@@ -25,7 +25,7 @@ def add_parser(commands) -> None:
     parser.add_argument("--samples", type=int, default=600, metavar="N",
                         help="sampled texts each way (default: %(default)s)")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16 or fp16 (default: auto)")
+    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16, fp16, int4 (default: auto)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(handler=test_command)
 

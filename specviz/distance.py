@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from specviz.runs import Opened
 
 RECORDED = Path(__file__).resolve().parents[1] / "assets" / "precision.json"
-"""The distance of the embedded target's default precision on CPUs, as it was measured."""
+"""The distances of the embedded target's precisions on CPUs, as they were measured."""
+POSITIONS = 8
+"""Positions of an answer that are forwarded in one pass, as many as a verify pass may have."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ def measure(reference: Opened, other: Opened, texts: int = 20,
     variations, same = [], []
     for n, (part, i) in enumerate(corpus.judging()[:texts]):
         tokens, start = part.conversation(i).tolist(), int(part.answer_start[i])
-        p, q = (_probabilities(opened.model, tokens)[start - 1:] for opened in (reference, other))
+        p, q = (_probabilities(opened.model, tokens, start - 1) for opened in (reference, other))
         variations += ((p - q).abs().sum(-1) / 2).tolist()
         same += (p.argmax(-1) == q.argmax(-1)).tolist()
         tell(n + 1)
@@ -59,29 +61,41 @@ def measure(reference: Opened, other: Opened, texts: int = 20,
     )
 
 
-def _probabilities(model: CausalModel, tokens: list[int]) -> torch.Tensor:
+def _probabilities(model: CausalModel, tokens: list[int], start: int) -> torch.Tensor:
+    """p [len(tokens) - start, V] after each token from `start` on, by passes of the widths that decoding has."""
     cache = model.new_cache()
     cache.add(0, len(tokens))
-    return torch.softmax(model.forward(cache, [0], [tokens]).logits[0].double(), -1)
+    if start:
+        model.forward(cache, [0], [tokens[:start]], logits=False)
+    logits = [model.forward(cache, [0], [tokens[i: i + POSITIONS]]).logits[0]
+              for i in range(start, len(tokens), POSITIONS)]
+    return torch.softmax(torch.cat(logits).double(), -1)
 
 
-def recorded() -> Distance | None:
-    """What was recorded, or None if the file is not there or not of this form."""
+def recorded() -> dict[str, Distance]:
+    """What was recorded, by precision; empty if the file is not there or not of this form."""
     try:
-        return Distance(**json.loads(RECORDED.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
+        return {name: Distance(**fields) for name, fields in json.loads(RECORDED.read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
 
 
 def record(found: Distance) -> None:
-    """Make it the recorded one."""
-    RECORDED.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+    """Keep it as the one of its precision."""
+    kept = recorded() | {found.precision: found}
+    words = json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1)
+    RECORDED.write_text(words + "\n", encoding="utf-8")
+
+
+_HELD = {"int4": "The matrices of its layers are held in the very 4 bits of the published file, the head in fp16",
+         "bf16": "Its layers multiply in bf16, the head is held in fp16"}
 
 
 def sentence(pair: str, opened: Opened) -> str:
     """What a person should know of the precision that a pair's target runs in; "" where nothing is recorded."""
-    known = recorded()
-    if known is None or (known.pair, known.precision, "cpu") != (pair, opened.precision, opened.device):
+    known = recorded().get(opened.precision)
+    if known is None or (known.pair, "cpu") != (pair, opened.device):
         return ""
-    return (f"Its layers multiply in {known.precision}, all else is fp32: total variation from fp32 "
-            f"{known.total_variation:.3f} on average (recorded, {known.positions:,} positions).")
+    held = _HELD.get(known.precision, f"It multiplies in {known.precision}")
+    return (f"{held}, all else is fp32: total variation from fp32 "
+            f"{known.total_variation:.1g} on average (recorded, {known.positions:,} positions).")

@@ -14,7 +14,7 @@ from specviz.models.pairs import EMBEDDED, Pair
 from specviz.trace import Settings
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
-PRECISIONS = ("auto", "fp32", "bf16", "fp16")
+PRECISIONS = ("auto", "fp32", "bf16", "fp16", "int4")
 
 
 @dataclass(frozen=True)

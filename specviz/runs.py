@@ -21,7 +21,7 @@ from specviz import distance
 from specviz import prompts as prompting
 from specviz.decoding import Measurements, check_prompts, decode
 from specviz.drafters import plugin, shipped
-from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
+from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.base import Drafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
@@ -74,16 +74,14 @@ class ModelStore:
 
         def make() -> Opened:
             loaded = load.load_source(source, device, precision, progress, stop)
-            return Opened(CausalModel(loaded.module), loaded.tokenizer, device, precision)
+            return Opened(CausalModel(loaded.module, four_bit=precision == "int4"), loaded.tokenizer, device, precision)
 
         return self._get((source, device, precision), make, stop)
 
     def first_layers(self, opened: Opened, source: Source, layers: int) -> CausalModel:
         """The model of a target's first layers; its tensors are the target's own."""
         key = (source, opened.device, opened.precision, "first", layers)
-        return self._get(key, lambda: replace(
-            opened, model=CausalModel(first_layers_module(opened.model, layers))
-        )).model
+        return self._get(key, lambda: replace(opened, model=opened.model.first(layers))).model
 
     def trained_drafter(self, opened: Opened, source: Source, kind: str) -> Callable[[Settings], Drafter]:
         """Makes drafters over the shipped weights of a kind, or those in a folder of that name; they are loaded once

@@ -98,19 +98,9 @@ class AutoregressiveDrafter:
 
 
 def first_layers(target: CausalModel, model: CausalModel, settings: Settings) -> AutoregressiveDrafter:
-    """The target's own first layers as drafter; `model` over `first_layers_module`, shared between runs."""
+    """The target's own first layers as drafter; `model` is `target.first` of so many, shared between runs."""
     return AutoregressiveDrafter(
         model, target.vocab_size, settings, "first-layers",
         f"first {model.layers} of the target's own {target.layers} layers, untrained for this: a stand-in, not a good "
         "drafter",
     )
-
-
-def first_layers_module(target: CausalModel, layers: int) -> torch.nn.Module:
-    """A model that is the target's first layers, then its final norm and head. It shares the target's tensors."""
-    config = type(target.module.config).from_dict(target.module.config.to_dict() | {"num_hidden_layers": layers})
-    module = type(target.module)(config)
-    own = target.module.state_dict()
-    module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
-    module.tie_weights()
-    return module.to(target.device)

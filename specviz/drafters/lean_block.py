@@ -16,10 +16,11 @@ from torch import nn
 from torch.nn import functional
 
 from specviz.costs import ModelShape
+from specviz.models.attention import attend_packed, turn
 from specviz.models.cache import RaggedCache
-from specviz.models.causal import CausalModel, attend
+from specviz.models.causal import CausalModel
 from specviz.models.kernels import Form, Linear, choose
-from specviz.models.lean import Turns, norm, turn
+from specviz.models.lean import Turns, norm
 
 
 @dataclass(frozen=True)
@@ -99,12 +100,9 @@ class LeanBlock:
         before = [cache.lengths[row] for row in rows]
         plan = cache.plan(list(rows), list(counts), causal=False)
         cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
-        turned = c.heads + c.kv_heads
         for i, layer in enumerate(self.layers):
             heads = layer.qkv(norm(x, None, self.eps)).view(len(x), -1, c.head_dim)
-            rotated = turn(heads[:, :turned], cos, sin)
-            mixed = attend(plan, i, rotated[:, : c.heads], rotated[:, c.heads:], heads[:, turned:])
-            x = x + layer.out(mixed.flatten(1))
+            x = x + layer.out(attend_packed(plan, i, heads, cos, sin, c.kv_heads))
             gate, up = layer.gate_up(norm(x, None, self.eps)).chunk(2, dim=-1)
             x = x + layer.down(functional.silu(gate).mul_(up))
         for row, length in zip(rows, before):

@@ -149,3 +149,9 @@ class Timer:
 def clock(device: str) -> Timer:
     """A fresh Timer for the device."""
     return Timer(device)
+
+
+def has_bf16_units() -> bool:
+    """Whether the processor multiplies in bfloat16 itself (AVX-512 or AMX), and torch makes use of it."""
+    able = torch.cpu.get_capabilities()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and bool(able.get("avx512_bf16") or able.get("amx_bf16"))

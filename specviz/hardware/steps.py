@@ -135,13 +135,13 @@ def by_width(model, widths: Sequence[int] = range(1, 33), context: int = 128, re
     found = measure(model, [w - 1 for w in widths], [1], context, repeats, prefill=False, stop=stop,
                     progress=lambda f, _: tell(0.65 * f, "Timing passes of each width"))
     whole = {s.k + 1: s for s in found}
-    steps_, linears = [], _linears(model)
+    steps_ = []
     for i, width in enumerate(widths):
         if halt():
             raise Stopped("The measurement was stopped.")
         tell(0.65 + 0.35 * i / len(widths), "Timing the matrix products alone")
         step = whole[width]
-        seconds, cost = _time_linears(model, linears, width, repeats)
+        seconds, cost = _time_products(model, width, repeats)
         steps_.append(WidthStep(width, context, step.cost, step.seconds, step.spread, seconds, cost, dispatch))
     tell(1.0, "Measured")
     return steps_
@@ -166,16 +166,18 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     heads = getattr(config, "num_attention_heads", None)
     if not heads or getattr(config, "model_type", "") not in _CAN_BE_SMALL:
         return None
-    from specviz.models import load
+    from specviz.models import int4, load
     from specviz.models.causal import CausalModel
     from specviz.models.llama import Llama
 
+    unit = int4.GROUP if model.four_bit else 8
     small = type(config).from_dict(config.to_dict() | {
-        "hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16, "vocab_size": 64, "pad_token_id": None})
+        "hidden_size": unit * heads, "head_dim": unit, "intermediate_size": 2 * unit, "vocab_size": 64,
+        "pad_token_id": None})
     twin = Llama(small) if isinstance(model.module, Llama) else load.stock_like(small)
     for parameter in twin.parameters():
-        torch.nn.init.constant_(parameter, 0.01)
-    twin = CausalModel(twin.to(model.device, model.embedding.dtype))
+        torch.nn.init.constant_(parameter, 2**-7)
+    twin = CausalModel(twin.to(model.device, model.embedding.dtype), four_bit=model.four_bit)
     found = measure(twin, [0], [1], context, repeats, prefill=False)
     return found[0].seconds
 
@@ -183,26 +185,23 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
 _CAN_BE_SMALL = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt_neox")
 
 
-def _linears(model) -> list[torch.nn.Linear]:
-    """Every linear layer of the model, the head included."""
-    return [m for m in model.module.modules() if isinstance(m, torch.nn.Linear)]
-
-
 @torch.inference_mode()
-def _time_linears(model, linears: list[torch.nn.Linear], rows: int, repeats: int) -> tuple[float | None, Cost]:
-    """Median seconds of all linear layers one after the other on `rows` rows, and their counted cost."""
-    if not linears:
+def _time_products(model, rows: int, repeats: int) -> tuple[float | None, Cost]:
+    """Median seconds of all products by weights, as a pass makes them, on `rows` rows of noise, and what they cost."""
+    if not (products := model.products):
         return None, Cost(0, 0)
-    device, dtype = str(model.device), linears[0].weight.dtype
-    noise = {m.in_features: torch.randn(1, rows, m.in_features).to(model.device, dtype) for m in linears}
-    timer, size = Timer(device), linears[0].weight.element_size()
+    device, dtype = str(model.device), model.dtype
+    noise = {inputs: torch.randn(rows, inputs).to(model.device, dtype) for _, (_, inputs) in products}
+    timer = Timer(device)
     for repeat in range(repeats + 1):
         with timer.section(str(repeat)):
-            for layer in linears:
-                layer(noise[layer.in_features])
-    weights = sum(m.weight.numel() for m in linears)
-    widths = sum(m.in_features + m.out_features for m in linears)
-    cost = Cost(2 * rows * weights, size * (weights + rows * widths))
+            for product, (_, inputs) in products:
+                product(noise[inputs])
+    shape = model.shape
+    *layers, head = (outputs * inputs for _, (outputs, inputs) in products)
+    held = sum(layers) * shape.weight_bytes + head * (shape.head_bytes or shape.weight_bytes)
+    through = rows * sum(outputs + inputs for _, (outputs, inputs) in products) * shape.activation_bytes
+    cost = Cost(2 * rows * (sum(layers) + head), round(held + through))
     return statistics.median(timer.seconds(str(r)) for r in range(1, repeats + 1)), cost
 
 

@@ -30,7 +30,7 @@ class Group:
     whole: bool
     """Each new token sees every column that is read."""
     last_seen: torch.Tensor
-    """[G, n] the last position of its row that each new token sees: its own or, in a block, that of the last token."""
+    """[G, n] of Pass.last_seen_of"""
 
 
 @dataclass
@@ -41,6 +41,8 @@ class Pass:
     """[N]"""
     position_of: torch.Tensor
     """[N]"""
+    last_seen_of: torch.Tensor
+    """[N] the last position of its row that each token sees: its own or, in a block, that of the last token."""
     span: tuple[int, int, int] | None
     """Of a pass of one row: its slot and the columns from and to which it is written."""
     groups: list[Group]
@@ -99,7 +101,7 @@ class RaggedCache:
     def plan(self, rows: list[int], counts: list[int], causal: bool = True) -> Pass:
         """The pass that brings counts[i] new tokens to rows[i], packed in this order. Lengths are raised
         at once: the pass must then be run. causal False: the new tokens of a row all see each other."""
-        starts, slot_of, position_of, by_count = [], [], [], {}
+        starts, slot_of, position_of, last_seen_of, by_count = [], [], [], [], {}
         packed = 0
         for row, count in zip(rows, counts):
             length = self.lengths[row]
@@ -109,17 +111,18 @@ class RaggedCache:
             by_count.setdefault(count, []).append((row, packed, length))
             slot_of += [self._slots[row]] * count
             position_of += range(length, length + count)
+            last_seen_of += range(length, length + count) if causal else [length + count - 1] * count
             packed += count
             self.lengths[row] = length + count
         long = {"dtype": torch.long, "device": self.device}
         positions = torch.tensor(position_of, **long)
+        last_seen = torch.tensor(last_seen_of, **long)
         groups = []
         for count, members in by_count.items():
             slots = [self._slots[row] for row, _, _ in members]
             first = torch.tensor([start for _, start, _ in members], **long)
             tokens = first[:, None] + torch.arange(count, device=self.device)
             consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
-            own = positions[tokens]
             longest = max(length for _, _, length in members) + count
             columns = self._columns(longest)
             even = len({length for _, _, length in members}) == 1
@@ -128,28 +131,33 @@ class RaggedCache:
                 slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(slots, **long),
                 columns,
                 columns == longest and even and (count == 1 or not causal),
-                own if causal else own[:, -1:].expand_as(own),
+                last_seen[tokens],
             ))
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
-        return Pass(torch.tensor(slot_of, **long), positions, span, groups, self, {})
+        return Pass(torch.tensor(slot_of, **long), positions, last_seen, span, groups, self, {})
 
     def _columns(self, length: int) -> int:
         return -(-length // COLUMNS) * COLUMNS if self.device.type == "cpu" else length
 
     def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store key and value [N, kv_heads, head_dim] of the pass's tokens."""
-        for store, new in ((self.keys, key), (self.values, value)):
-            old = store[layer]
-            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._columns(self._capacity):
-                store[layer] = old = self._grown(old, new)
+        for old, new in zip(self.stores(layer, *key.shape[1:]), (key, value)):
             if plan.span is None:
                 old[plan.slot_of, :, plan.position_of] = new
             else:  # the same by a plain copy: a third of the time
                 slot, start, end = plan.span
                 old[slot, :, start:end] = new.transpose(0, 1)
 
-    def _grown(self, old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        shape = (self._slot_count, new.shape[1], self._columns(self._capacity), new.shape[2])
+    def stores(self, layer: int, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of a layer [slots, kv_heads, capacity, head_dim], with room for all rows."""
+        for store in (self.keys, self.values):
+            old = store[layer]
+            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._columns(self._capacity):
+                store[layer] = self._grown(old, kv_heads, head_dim)
+        return self.keys[layer], self.values[layer]
+
+    def _grown(self, old: torch.Tensor | None, kv_heads: int, head_dim: int) -> torch.Tensor:
+        shape = (self._slot_count, kv_heads, self._columns(self._capacity), head_dim)
         try:
             # zeros: an unwritten column is masked, but a NaN there would survive the mask's multiplication
             grown = torch.zeros(shape, dtype=self.dtype, device=self.device)

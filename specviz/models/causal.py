@@ -12,16 +12,18 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
-from torch.nn import functional
 
 from specviz.costs import ModelShape
-from specviz.errors import PairError
+from specviz.errors import PairError, SettingsError
+from specviz.models.attention import attend, attend_packed
 from specviz.models.cache import Pass, RaggedCache
 from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
 from specviz.models.llama import Llama
+from specviz.models.narrow import Product
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -36,35 +38,6 @@ def _ragged_attention(
     window = sliding_window or getattr(module, "sliding_window", None)
     packed = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return attend(_current.plan, module.layer_idx, *packed, scaling, window)[None], None
-
-
-def attend(
-    plan: Pass, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None = None,
-    window: int | None = None,
-) -> torch.Tensor:
-    """Store a pass's key and value [N, kv_heads, d], and attend each row's query [N, heads, d] to its own past.
-    Returns [N, heads, d]."""
-    plan.cache.write(plan, layer, key, value)
-
-    def one(index: int, q: torch.Tensor) -> torch.Tensor:
-        """A group's queries [G, n, heads, d] -> [G, n, heads, d]."""
-        group, cache = plan.groups[index], plan.cache
-        rows, count, heads, dim = q.shape
-        k = cache.keys[layer][group.slots, :, : group.columns]
-        v = cache.values[layer][group.slots, :, : group.columns]
-        # heads that share a KV head become further queries of it: no copy of K or V is made
-        shared = heads // k.shape[1]
-        q = q.permute(0, 2, 1, 3).reshape(rows, k.shape[1], shared * count, dim)
-        mask = cache.mask(plan, index, window, shared)
-        o = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-        return o.reshape(rows, heads, count, dim).permute(0, 2, 1, 3)
-
-    if len(plan.groups) == 1:  # it holds all tokens, in their order: nothing to gather
-        return one(0, query.reshape(*plan.groups[0].tokens.shape, *query.shape[1:])).reshape(query.shape)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    for index, group in enumerate(plan.groups):
-        out[group.tokens] = one(index, query[group.tokens])
-    return out
 
 
 def _use_ragged_attention(module: torch.nn.Module) -> None:
@@ -89,9 +62,11 @@ class Output:
 class CausalModel:
     """Shared weights. `lock` is held for one forward at a time; caches belong to the runs."""
 
-    def __init__(self, module: torch.nn.Module, narrow: bool = False):
+    def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False,
+                 lean: LeanLlama | None = None):
         """narrow: the matrices of a float32 model may be held in bfloat16 or int8 where that is faster: for drafters,
-        whose q is that of the very products they make."""
+        whose q is that of the very products they make. four_bit: those of its layers are held in the 4 bits in which
+        they were published; raises SettingsError if that cannot be. lean: its forward, if there is one already."""
         self.module = module.eval().requires_grad_(False)
         self.config = module.config.get_text_config()
         self.lock = threading.Lock()
@@ -112,14 +87,33 @@ class CausalModel:
         self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
         if not isinstance(module, Llama):
             _use_ragged_attention(module)
-        self._lean = LeanLlama(module, narrow) if serves(module) else None
-        held = self.dtype
+        self._lean = lean or _lean(module, narrow, four_bit)
+        self.four_bit = self._lean is not None and self._lean.four_bit
+        held: float = self.dtype.itemsize
         if self._lean is not None:
-            held, self.dtype = self._lean.form.dtype, self._lean.stream
+            held, self.dtype = self._lean.weight_bytes, self._lean.stream
         self.graphs = graphs_of(self, self._lean)
         """CUDA graphs of its passes, on a CUDA GPU only."""
-        shape = ModelShape.from_config(self.config, held.itemsize, self.dtype.itemsize)
-        self.shape = shape if self._lean is None else replace(shape, head_bytes=self._lean.head.weight.itemsize)
+        shape = ModelShape.from_config(self.config, held, self.dtype.itemsize)
+        self.shape = shape if self._lean is None else replace(shape, head_bytes=self._lean.head.weight_bytes)
+
+    def first(self, layers: int) -> Self:
+        """The model of its first layers, then its norm and head. All weights are its own."""
+        config = type(self.module.config).from_dict(self.module.config.to_dict() | {"num_hidden_layers": layers})
+        module = type(self.module)(config)
+        own = self.module.state_dict()
+        module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
+        module.tie_weights()
+        if self._lean is None:
+            return type(self)(module.to(self.device))
+        return type(self)(module, lean=self._lean.first(layers))
+
+    @property
+    def products(self) -> list[tuple[Product, tuple[int, int]]]:
+        """Every product by a weight, as a pass makes it, with the weight's [out, in]; the head's last."""
+        if self._lean is not None:
+            return [(product, product.shape) for product in self._lean.products]
+        return [(m, tuple(m.weight.shape)) for m in self.module.modules() if isinstance(m, torch.nn.Linear)]
 
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end a text, from the generation config and the config."""
@@ -172,7 +166,7 @@ class CausalModel:
         return Output(list(packed.split(wanted)), tapped)
 
     def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
-        return self._lean(flat, plan.position_of, partial(attend, plan), taps, keep)
+        return self._lean(flat, plan.position_of, partial(attend_packed, plan), taps, keep)
 
     def _stock(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         """The module's own forward: logits [kept, V] or None, and the outputs [N, D] of the tapped layers."""
@@ -193,6 +187,17 @@ class CausalModel:
             _current.plan = None
             for hook in hooks:
                 hook.remove()
+
+
+def _lean(module: torch.nn.Module, narrow: bool, four_bit: bool) -> LeanLlama | None:
+    if serves(module):
+        try:
+            return LeanLlama(module, narrow, four_bit)
+        except ValueError as error:
+            raise SettingsError(f"This model cannot run in int4: {error} Choose fp32 or bf16.") from None
+    if four_bit:
+        raise SettingsError("Only plain Llamas run in int4: choose fp32 or bf16.")
+    return None
 
 
 def _decoder_blocks(module: torch.nn.Module) -> torch.nn.ModuleList:

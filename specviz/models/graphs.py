@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
+from specviz.models.attention import query_key_value
 from specviz.models.cache import RaggedCache
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -297,18 +298,19 @@ class Graphs:
         shared = self.lean.heads // self.lean.kv_heads
         mask = mask.repeat(1, 1, shared, 1)
 
-        def attend(layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            """query [N, heads, d], key and value [N, kv_heads, d] -> [N, heads, d]"""
+        def attend(layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+                   kv_heads: int) -> torch.Tensor:
+            query, key, value = query_key_value(heads, kv_heads, cos, sin)
             past = []
             for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
                 kept[written, :, positions] = new
                 past.append((kept.index_select(0, read) if gathered else kept[:rows])[:, :, :columns])
             # heads that share a KV head become further queries of it
-            q = query.view(rows, count, self.lean.kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
-            q = q.reshape(rows, self.lean.kv_heads, shared * count, -1)
+            q = query.view(rows, count, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
+            q = q.reshape(rows, kv_heads, shared * count, -1)
             mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask)
-            mixed = mixed.view(rows, self.lean.kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
-            return mixed.reshape(query.shape)
+            mixed = mixed.view(rows, kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
+            return mixed.reshape(len(query), -1)
 
         logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
         return [logits.float(), *([torch.cat([by_layer[i] for i in taps], dim=-1)] if taps else [])]

@@ -19,6 +19,7 @@ from torch.nn import functional
 from specviz.hardware import ceilings, facts
 from specviz.hardware.machine import device_name
 from specviz.hardware.memory import free_memory_bytes
+from specviz.models.narrow import Int8Linear, can_hold_int8
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are measured; others go by the next larger one, more than the last by the last."""
@@ -42,18 +43,13 @@ def can_pack(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.float32
 
 
-def can_hold_int8(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether Int8Linear serves these weights: its operator reads inputs in blocks of 32 and does not check."""
-    there = hasattr(torch, "_weight_int8pack_mm")
-    return there and all(w.device.type == "cpu" and w.shape[1] % 32 == 0 for w in weights)
-
-
 class Linear:
     """Multiplies by one weight [out, in], by the stock product or on the reordered copy."""
 
     def __init__(self, weight: torch.Tensor, use_packed: Sequence[bool] = ()):
         """use_packed: for each of SIZES whether the reordered copy is the faster; () makes no copy."""
         self.weight = weight
+        self.shape, self.weight_bytes = tuple(weight.shape), weight.itemsize
         self._use_packed = tuple(use_packed)
         self._packed = _packed(weight) if any(use_packed) else None
 
@@ -63,20 +59,6 @@ class Linear:
         if self._packed is None or not self._use_packed[_bucket(len(x))]:
             return functional.linear(rows, self.weight).to(x.dtype)
         return _product(rows, self._packed).to(x.dtype)
-
-
-class Int8Linear:
-    """Multiplies by one weight [out, in] held as int8 with a scale per row, on inputs in bfloat16. A row of the result
-    does not depend on how many rows there are."""
-
-    def __init__(self, weight: torch.Tensor):
-        scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-        self.weight = (weight.float() / scale[:, None]).round().to(torch.int8)
-        self._scale = scale.bfloat16()
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [N, in] -> [N, out], of x's type."""
-        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self._scale).to(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -9,36 +9,81 @@ runs as it is.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Self
 
 import torch
 from torch.nn import functional
 
-from specviz.models.kernels import Form, Linear, choose
+from specviz.costs import ModelShape
+from specviz.models import int4
+from specviz.models.int4 import Int4Linear
+from specviz.models.kernels import Linear, choose
 from specviz.models.llama import Llama, LlamaConfig
+from specviz.models.narrow import Fp16Linear, Product, can_hold_fp16
 
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-"""(layer, query [N, heads, d], key [N, kv_heads, d], value [N, kv_heads, d]) -> [N, heads, d]"""
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""models.attention.attend_packed of a pass"""
 
 
-@dataclass(frozen=True)
 class Block:
-    """One decoder layer's weights."""
+    """One decoder layer's products by weights, each with what stands right before and after it."""
 
-    norm_1: torch.Tensor
-    qkv: Linear
-    out: Linear
-    norm_2: torch.Tensor
-    gate_up: Linear
-    down: Linear
+    def __init__(self, layer: torch.nn.Module, product: Callable[[torch.Tensor], Product], stream: torch.dtype,
+                 eps: float):
+        """product: makes one of a weight. stream: the type of what is passed on from layer to layer. eps: of norms."""
+        attention, mlp = layer.self_attn, layer.mlp
+        self._eps = eps
+        self._norm_1 = layer.input_layernorm.weight.to(stream)
+        self._norm_2 = layer.post_attention_layernorm.weight.to(stream)
+        self.products = self._qkv, self._out, self._gate_up, self._down = (
+            product(_merged([attention.q_proj, attention.k_proj, attention.v_proj])),
+            product(attention.o_proj.weight),
+            product(_merged([mlp.gate_proj, mlp.up_proj])),
+            product(mlp.down_proj.weight),
+        )
+
+    def qkv(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, D] -> queries, keys and values side by side [N, (heads + 2 kv_heads) d]."""
+        return self._qkv(norm(hidden, self._norm_1, self._eps))
+
+    def out(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """What attention gave [N, heads d], added to hidden [N, D]."""
+        return hidden + self._out(mixed)
+
+    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [N, D] and what the feed-forward makes of it, added up."""
+        gate, up = self._gate_up(norm(hidden, self._norm_2, self._eps)).chunk(2, dim=-1)
+        return hidden + self._down(functional.silu(gate).mul_(up))
+
+
+class Int4Block(Block):
+    """The same with weights of 4 bits, whose kernel does the norms, gates and sums as well."""
+
+    def __init__(self, layer: torch.nn.Module, eps: float):
+        """The layer's matrices are let go. Raises ValueError if they are not stored in 4 bits."""
+        super().__init__(layer, Int4Linear, torch.float32, eps)
+        for part in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+            part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
+
+    def qkv(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._qkv(hidden, gain=self._norm_1, eps=self._eps)
+
+    def out(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        return self._out(mixed, onto=hidden)
+
+    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._down(self._gate_up(hidden, gain=self._norm_2, eps=self._eps), gated=True, onto=hidden)
 
 
 class LeanLlama:
     """A forward over packed tokens. The module's own matrices become views of the merged ones: none is held twice."""
 
-    def __init__(self, module: torch.nn.Module, narrow: bool = False):
-        """narrow: its matrices may be held in bfloat16 or int8 where that is faster for one row."""
+    def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False):
+        """narrow: its matrices may be held in bfloat16 or int8 where that is faster for one row. four_bit: those of its
+        layers are held in the 4 bits in which they were published. Raises ValueError if that cannot be."""
         config, base = module.config, module.model
         self.embedding = module.get_input_embeddings().weight
         own = self.embedding.dtype
@@ -48,14 +93,34 @@ class LeanLlama:
         self.eps: float = config.rms_norm_eps
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim: int = config.head_dim
-        self.form = choose([p for p in base.layers.parameters() if p.ndim == 2],
-                           sum(p.nbytes for p in module.parameters()), (torch.bfloat16, torch.int8) if narrow else ())
-        # logits of 16 bits would tie
-        form = self.form if own == self.stream else Form(self.stream, self.form.use_packed)
-        self.head = form.linear(module.get_output_embeddings().weight)
-        self.blocks = [_merge(layer, self.form, self.stream) for layer in base.layers]
+        head = module.get_output_embeddings().weight
+        self.four_bit = four_bit
+        if four_bit:
+            self.blocks = [Int4Block(layer, self.eps) for layer in base.layers]
+        else:
+            matrices = [p for p in base.layers.parameters() if p.ndim == 2]
+            form = choose(matrices, sum(p.nbytes for p in module.parameters()),
+                          (torch.bfloat16, torch.int8) if narrow else ())
+            self.blocks = [Block(layer, form.linear, self.stream, self.eps) for layer in base.layers]
+        self.weight_bytes: float = int4.BYTES if four_bit else form.dtype.itemsize
+        """Of one weight of a layer."""
+        if not four_bit and own == self.stream:
+            self.head = form.linear(head)
+        else:  # logits of 16 bits would tie: of the head's weights alone 16 bits are held
+            self.head = Fp16Linear(head.detach()) if can_hold_fp16(head) else Linear(head.detach().float())
         theta = config.rope_parameters["rope_theta"]
         self._turns = Turns(lambda positions: _rotary(positions, self.dim, theta, self.stream))
+
+    def first(self, layers: int) -> Self:
+        """These first layers, then the same norm and head."""
+        made = copy.copy(self)
+        made.blocks = self.blocks[:layers]
+        return made
+
+    @property
+    def products(self) -> list[Product]:
+        """Every product by a weight that a pass makes, the head's last."""
+        return [product for block in self.blocks for product in block.products] + [self.head]
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
@@ -67,14 +132,9 @@ class LeanLlama:
         hidden = functional.embedding(tokens, self.embedding).to(self.stream)
         cos, sin = self._turns.rows(positions, int(positions.max()) if longest is None else longest)
         tapped = {}
-        turned = self.heads + self.kv_heads
         for layer, block in enumerate(self.blocks):
-            heads = block.qkv(norm(hidden, block.norm_1, self.eps)).view(len(tokens), -1, self.dim)
-            rotated = turn(heads[:, :turned], cos, sin)  # q and k together
-            mixed = attend(layer, rotated[:, : self.heads], rotated[:, self.heads:], heads[:, turned:])
-            hidden = hidden + block.out(mixed.flatten(-2))
-            gate, up = block.gate_up(norm(hidden, block.norm_2, self.eps)).chunk(2, dim=-1)
-            hidden = hidden + block.down(functional.silu(gate).mul_(up))
+            heads = block.qkv(hidden).view(len(tokens), -1, self.dim)
+            hidden = block.feed_forward(block.out(attend(layer, heads, cos, sin, self.kv_heads), hidden))
             if layer in taps:
                 tapped[layer] = hidden
         if keep is not None and len(keep) == 0:
@@ -111,16 +171,19 @@ def _rotary(positions: torch.Tensor, dim: int, theta: float, dtype: torch.dtype)
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x [N, heads, d] at the positions of the tables [N, 1, d] from Turns.rows."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
 def serves(module: torch.nn.Module) -> bool:
     """Whether LeanLlama computes what this module computes."""
     if isinstance(module, Llama):
         return True
     return type(module).__name__ == "LlamaForCausalLM" and LlamaConfig.from_dict(module.config.to_dict()) is not None
+
+
+def held(shape: ModelShape, precision: str) -> ModelShape:
+    """A plain Llama's shape with the bytes that it is held in here, on a CPU."""
+    if precision not in ("bf16", "int4"):
+        return shape
+    return replace(shape, weight_bytes=2.0 if precision == "bf16" else int4.BYTES, head_bytes=2.0, cache_bytes=4.0,
+                   activation_bytes=4.0)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -131,18 +194,6 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tens
     scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     normed = x * scale
     return normed if weight is None else normed.mul_(weight)
-
-
-def _merge(layer: torch.nn.Module, form: Form, stream: torch.dtype) -> Block:
-    attention, mlp = layer.self_attn, layer.mlp
-    return Block(
-        layer.input_layernorm.weight.to(stream),
-        form.linear(_merged([attention.q_proj, attention.k_proj, attention.v_proj])),
-        form.linear(attention.o_proj.weight),
-        layer.post_attention_layernorm.weight.to(stream),
-        form.linear(_merged([mlp.gate_proj, mlp.up_proj])),
-        form.linear(mlp.down_proj.weight),
-    )
 
 
 def _merged(parts: list[torch.nn.Linear]) -> torch.Tensor:

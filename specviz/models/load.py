@@ -13,14 +13,14 @@ from pathlib import Path
 import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
-from specviz.hardware.machine import resolve_device
-from specviz.models import folders, llama, needs, tokenizer
+from specviz.hardware.machine import has_bf16_units, resolve_device
+from specviz.models import folders, llama, native, needs, tokenizer
 from specviz.models.fetch import Progress, fetch, fetch_small
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.models.vocabulary import VocabularyMatch, check_pair
 from specviz.orders import PRECISIONS
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_DTYPES = {"fp32": torch.float32, "int4": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Loaded:
     folder: Path
     device: str
     precision: str
-    """fp32, bf16 or fp16: what was chosen, never auto."""
+    """fp32, bf16, fp16 or int4: what was chosen, never auto. The weights of int4 are read as fp32."""
 
 
 def load_target(pair: Pair | str = "smollm2-135m", device: str = "auto", precision: str = "auto",
@@ -74,23 +74,23 @@ def load_source(source: Source, device: str = "auto", precision: str = "auto",
 
 
 def resolve_precision(name: str, device: str, source: Source | None = None) -> str:
-    """fp32, bf16 or fp16. auto is bf16 on a GPU that has it and fp16 on others; on a CPU fp32, or bf16 for a source
-    that allows it where the processor multiplies in bf16."""
+    """fp32, bf16, fp16 or int4. auto is bf16 on a GPU that has it and fp16 on others; on a CPU fp32, or what a source
+    allows where the processor has units for it. Raises SettingsError for int4 where it cannot be had."""
     if name not in PRECISIONS:
         raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
+    if name == "int4" and device != "cpu":
+        raise SettingsError(f"int4 is for processors: on {device} choose bf16, fp16 or fp32.")
+    if name == "int4" and (lacking := native.why_not()):
+        raise SettingsError(f"There is no int4 here, as it needs {lacking}: choose bf16 or fp32.")
     if name != "auto":
         return name
     if device.startswith("cuda"):
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device == "mps":
         return "fp16"
-    return "bf16" if source is not None and source.bf16_on_cpu and has_bf16_units() else "fp32"
-
-
-def has_bf16_units() -> bool:
-    """Whether the processor multiplies in bfloat16 itself (AVX-512 or AMX), and torch makes use of it."""
-    able = torch.cpu.get_capabilities()
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported() and bool(able.get("avx512_bf16") or able.get("amx_bf16"))
+    usable = {"int4": lambda: not native.why_not(), "bf16": has_bf16_units}
+    allowed = () if source is None else source.on_cpu
+    return next((p for p in allowed if usable[p]()), "fp32")
 
 
 def load_module(folder: Path | str, device: str = "auto", precision: str = "auto",

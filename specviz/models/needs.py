@@ -15,7 +15,8 @@ from specviz.hardware.memory import free_memory_bytes
 from specviz.models import folders
 from specviz.models.pairs import Pair, Size, Source, size_of
 
-WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int4": 4}
+"""While a model is loaded: int4 is made of fp32."""
 WORKING_BYTES = 300_000_000
 """Most room to allow for activations, logits and the allocator beside the weights of a model (an estimate)."""
 SPARE_DISK_BYTES = 50_000_000

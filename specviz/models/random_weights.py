@@ -19,13 +19,17 @@ from specviz.models.causal import CausalModel
 from specviz.models.needs import WEIGHT_BYTES, gigabytes
 
 _BLOCK = 2**20
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _NOT_HERE = {"gpt_oss": "its attention has sinks", "deepseek_v3": "its attention is latent"}
 """Architectures whose cost is counted but that the engine cannot forward, and why."""
 
 
 def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
     """The shape as it would stand in memory here. Raises MemoryBudgetError if it does not fit, PairError if the engine
-    cannot run it, SpecVizError if it cannot be counted; each before anything is allocated."""
+    cannot run it, SettingsError for a precision that noise cannot have, SpecVizError if it cannot be counted; each
+    before anything is allocated."""
+    if precision not in _DTYPES:
+        raise SettingsError(f"Noise cannot be held in {precision}: choose one of {', '.join(_DTYPES)}.")
     width = WEIGHT_BYTES[precision]
     shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=width, name=name)
     wanted, free = int(1.15 * shape.stored_bytes) + 200_000_000, free_memory_bytes(device)
@@ -51,7 +55,7 @@ def build(config: dict, device: str, precision: str, name: str, progress: Callab
     plain = dict(config.get("text_config") or config)
     for key in ("quantization_config", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version"):
         plain.pop(key, None)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    dtype = _DTYPES[precision]
     try:
         made = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
         with load.LOADING, torch.device(device), no_init_weights():

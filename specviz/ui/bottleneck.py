@@ -183,9 +183,7 @@ def _time_steps(setup: Setup, tell, stop) -> tuple:
 
 def models(setup: Setup, tell, stop) -> tuple:
     """The model to time and one that drafts for it, its own first layers."""
-    from specviz.drafters.autoregressive import first_layers_module
     from specviz.models import random_weights
-    from specviz.models.causal import CausalModel
     from specviz.runs import STORE
 
     if setup.embedded:
@@ -194,7 +192,7 @@ def models(setup: Setup, tell, stop) -> tuple:
                             lambda p: tell(preparing.fraction(p), preparing.words(p)), stop)
         return opened.model, steps.draft_model(pair, opened, STORE)
     model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, tell, stop)
-    return model, CausalModel(first_layers_module(model, max(1, model.layers // 5))) if model.layers > 1 else None
+    return model, model.first(max(1, model.layers // 5)) if model.layers > 1 else None
 
 
 def strip(setup: Setup) -> None:

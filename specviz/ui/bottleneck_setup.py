@@ -12,6 +12,7 @@ from specviz.errors import SpecVizError
 from specviz.hardware import catalogue, ceilings, machine, shapes
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models import load
+from specviz.models.lean import held
 from specviz.models.llama import LlamaConfig
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.trace import MAX_K, Ceilings
@@ -19,7 +20,8 @@ from specviz.trace import MAX_K, Ceilings
 HERE, OWN = "This machine (measured)", "Your own"
 EMBEDDED_SHAPE = "SmolLM2-135M"
 FIRST_LAYERS, ONE_LAYER = "Its own first layers (a fifth)", "One layer of it"
-WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.0}
+"""Bytes of a number that is computed with."""
 STORED = {"As it is computed": None, "8 bit": 1.0, "4 bit with scales": 4.5 / 8}
 CONTEXTS = [0, 32, 128, 512, 2048, 8192, 32768, 131072]
 
@@ -74,8 +76,10 @@ def controls() -> Setup:
                                   "config.json alone is fetched, no weights.")
     here = machine.resolve_device("auto")
     if device == HERE:
-        usual = load.resolve_precision("auto", here, find_pair(EMBEDDED).target)
-        options = [usual, *(p for p in ceilings.DTYPES if p != usual)]
+        known = find_pair(EMBEDDED).target if (typed or EMBEDDED_SHAPE) == EMBEDDED_SHAPE else None
+        usual = load.resolve_precision("auto", here, known)
+        # weights in 4 bits are those that were published so: noise cannot be held in them
+        options = [usual, *(p for p in ceilings.PRECISIONS if p != usual and (known or p != "int4"))]
         precision = third.selectbox("Precision", options, key="peak", bind="query-params",
                                     help="Of weights, cache and arithmetic. Each has roofs of its own.")
         roofs, memory = ceilings.cached(here, precision), float(free_memory_bytes(here))
@@ -96,9 +100,8 @@ def controls() -> Setup:
                                bind="query-params", help="Whose draft step is modelled beside the target's steps")
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
-    if device == HERE and here == "cpu" and precision == "bf16" and LlamaConfig.from_dict(config) is not None:
-        # its layers' matrices alone are held in 16 bits: see models.lean
-        shape = replace(shape, head_bytes=4.0, cache_bytes=4.0, activation_bytes=4.0)
+    if device == HERE and here == "cpu" and LlamaConfig.from_dict(config) is not None:
+        shape = held(shape, precision)
     draft = (_layers(shape, max(1, shape.layers // 5)) if drafter == FIRST_LAYERS else
              _layers(shape, 1) if drafter == ONE_LAYER else _stored(shapes.shape(drafter), precision, None))
     given = "" if name in shapes.CONFIGS or name == typed else f" Model: {name}, from the config.json given above."

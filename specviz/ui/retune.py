@@ -96,6 +96,7 @@ def outcome(found: Retuned) -> None:
             # no colour and no arrow: the interval above is what says whether anything changed
             column.metric(f"{words} (measured)", f"{after:.3g}", f"{before:.3g} before", delta_color="off",
                           delta_arrow="off")
+    st.caption("Before and after were measured one after the other: other work on this machine moves the speeds alone.")
     st.page_link("pages/decode.py", label="Decode with the retuned drafter", icon=":material/play_circle:",
                  query_params={"drafter": OWN, "folder": str(found.folder)})
     st.caption(f"It lies in {found.folder}; on the command line: --drafter with that folder.")

@@ -135,5 +135,5 @@ def test_merged_weights_are_held_once_and_shared():
     module = random_model(CONFIGS["llama"])
     first, second = CausalModel(module), CausalModel(module)
     block = first._lean.blocks[0]
-    assert block.qkv.weight.data_ptr() == module.model.layers[0].self_attn.q_proj.weight.data_ptr()
-    assert block.qkv.weight.data_ptr() == second._lean.blocks[0].qkv.weight.data_ptr()
+    assert block._qkv.weight.data_ptr() == module.model.layers[0].self_attn.q_proj.weight.data_ptr()
+    assert block._qkv.weight.data_ptr() == second._lean.blocks[0]._qkv.weight.data_ptr()

@@ -9,7 +9,7 @@ from scipy import stats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.decoding import Measurements, decode
-from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers, first_layers_module
+from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.ngram import NgramDrafter
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
@@ -23,7 +23,7 @@ def make(name, target, draft, settings):
     if name == "ngram":
         return NgramDrafter(target.vocab_size, target.device)
     if name == "first-layers":
-        return first_layers(target, CausalModel(first_layers_module(target, 1)), settings)
+        return first_layers(target, target.first(1), settings)
     if name == "itself":
         return AutoregressiveDrafter(target, target.vocab_size, settings)
     return AutoregressiveDrafter(draft, target.vocab_size, settings)

@@ -125,10 +125,9 @@ def test_files_that_do_not_fit_the_config_get_the_sentences_of_the_stock_loader(
 
 def test_first_layers_and_stock_twins_are_made_of_a_plain_llama(tmp_path):
     """The stand-in drafter shares the target's tensors, and transformers' module takes the same weights."""
-    from specviz.drafters.autoregressive import first_layers_module
 
     target = CausalModel(load_module(write(tmp_path), "cpu", "fp32"))
-    first = first_layers_module(target, 1)
+    first = target.first(1).module
     assert isinstance(first, Llama) and len(first.model.layers) == 1 and first.config.num_hidden_layers == 1
     assert first.model.embed_tokens.weight.data_ptr() == target.embedding.data_ptr()
     twin = stock_like(target.config)

@@ -18,7 +18,8 @@ from scipy import stats
 from specviz import prompts as prompting
 from specviz.decoding import decode
 from specviz.drafters.base import Proposal
-from specviz.models.load import has_bf16_units
+from specviz.hardware.machine import has_bf16_units
+from specviz.models import native
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
 from specviz.runs import ModelStore
@@ -227,13 +228,14 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(store, opened, e
         assert alone == [together[row]], f"row {row} differs alone: {alone[0]} against {together[row]}"
 
 
-@pytest.mark.skipif(not has_bf16_units(), reason="this processor has no bfloat16 units: auto is fp32 here")
-def test_in_bf16_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded):
-    """Bit for bit, whatever the number of positions (up to 32 rows of a product), and beside rows of other lengths: so
-    greedy speculative texts cannot differ from plain ones by rounding."""
-    model = store.open(find_pair(EMBEDDED).target, "cpu", "auto")
-    assert model.precision == "bf16"
-    model, text = model.model, encoded[0][:30]
+@pytest.mark.parametrize("precision", [
+    pytest.param("int4", marks=pytest.mark.skipif(bool(native.why_not()), reason=f"int4 needs {native.why_not()}")),
+    pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16_units(), reason="there are no bfloat16 units here")),
+])
+def test_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded, precision):
+    """Bit for bit, whatever the number of positions (in bf16 up to 32 rows of a product), and beside rows of other
+    lengths: so greedy speculative texts cannot differ from plain ones by rounding."""
+    model, text = store.open(find_pair(EMBEDDED).target, "cpu", precision).model, encoded[0][:30]
     after = encoded[1] + encoded[2]
 
     def logits(widths: list[int], beside: list[list[int]] = ()) -> torch.Tensor:
@@ -253,4 +255,6 @@ def test_in_bf16_a_verify_pass_computes_the_very_numbers_of_single_steps(store, 
     for width in (2, 3, 5, 6, 9, 17):
         assert torch.equal(logits([width] * (51 // width)), single[: 51 // width * width]), width
     assert torch.equal(logits([17, 6, 1, 1, 9]), single[:34])
+    if precision == "int4":
+        assert torch.equal(logits([51]), single)
     assert torch.equal(logits([5] * 10, [encoded[3][:41], encoded[4][:23]]), single[:50])

@@ -1,0 +1,53 @@
+"""Products with weights that are held in fewer bits than they are multiplied in: fewer bytes to stream.
+
+Of each a row of the result is the same, bit for bit, however many rows there are. Only on a CPU. Knows no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Int8Linear:
+    """Multiplies by one weight [out, in] held as int8 with a scale per row, on inputs in bfloat16."""
+
+    def __init__(self, weight: torch.Tensor):
+        scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
+        self.shape, self.weight_bytes = tuple(weight.shape), 1
+        self.weight = (weight.float() / scale[:, None]).round().to(torch.int8)
+        self._scale = scale.bfloat16()
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, in] -> [N, out], of x's type."""
+        return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self._scale).to(x.dtype)
+
+
+def can_hold_int8(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether Int8Linear serves these weights: its operator reads inputs in blocks of 32 and does not check."""
+    there = hasattr(torch, "_weight_int8pack_mm")
+    return there and all(w.device.type == "cpu" and w.shape[1] % 32 == 0 for w in weights)
+
+
+class Fp16Linear:
+    """Multiplies by one weight [out, in] held as float16, widened as it is read. Inputs, sums, results are float32."""
+
+    def __init__(self, weight: torch.Tensor):
+        """Raises ValueError for weights that float16 cannot hold."""
+        if not can_hold_fp16(weight):
+            raise ValueError("These weights do not fit float16, or FBGEMM is not here.")
+        self.shape, self.weight_bytes = tuple(weight.shape), 2
+        self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, in] -> [N, out], of x's type."""
+        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self._packed).to(x.dtype)
+
+
+def can_hold_fp16(weight: torch.Tensor) -> bool:
+    """Whether Fp16Linear serves this weight."""
+    there = weight.device.type == "cpu" and {"fbgemm", "x86"} & set(torch.backends.quantized.supported_engines)
+    return bool(there) and weight.abs().max().item() < torch.finfo(torch.float16).max
