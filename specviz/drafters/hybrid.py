@@ -74,9 +74,9 @@ class HybridDrafter(ParallelDrafter):
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """The block pass, and the serial head with one more pass over the draft vocabulary's head per slot."""
         block = super()._cost(requests, counts)
-        serial = sum(p.numel() for p in self.net.serial.parameters()) + self.lean.head.weight.numel()
-        width = self.lean.form.dtype.itemsize
-        return Cost(block.flops + 2 * serial * sum(counts), block.bytes + width * serial * max(counts))
+        serial, head = sum(p.numel() for p in self.net.serial.parameters()), self.lean.head.weight.numel()
+        read = round(self.lean.weight_bytes * serial + self.lean.head.weight_bytes * head)
+        return Cost(block.flops + 2 * (serial + head) * sum(counts), block.bytes + read * max(counts))
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
         super().commit(row, emitted, taps)

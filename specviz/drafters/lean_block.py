@@ -1,36 +1,29 @@
 """The block net written out with few operators: the same weights and arithmetic as BlockNet, a third of the time.
 
-The gain of each norm is folded into the matrix behind it, matrices with one input are one product, keys and values of
-the context are made for all layers at once, and each product is done by the kernel that is fastest for its number of
-rows (specviz/models/kernels.py), on weights in bfloat16 where that is faster: what is drafted is then drawn from the
-distributions of exactly these products. Used for drafting; training and the checks of this file use BlockNet itself.
+Matrices with one input are one product, and keys and values of the context are made for all layers at once. Weights are
+rounded to 4 bits where there is a kernel for them (specviz/models/int4.py), the head excepted; otherwise they are in
+bfloat16 where that is faster. What is drafted is drawn from the distributions of exactly these products. Used for
+drafting; training and the checks of this file use BlockNet itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from specviz.costs import ModelShape
+from specviz.models import int4
 from specviz.models.attention import attend_packed, turn
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
-from specviz.models.kernels import Form, Linear, choose
-from specviz.models.lean import Turns, norm
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One draft layer's products."""
-
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
+from specviz.models.int4 import Int4Linear
+from specviz.models.kernels import SMALL_BYTES, choose
+from specviz.models.lean import Block, Int4Block, Turns, norm
+from specviz.models.narrow import Product
 
 
 class LeanBlock:
@@ -41,27 +34,30 @@ class LeanBlock:
         c = self.config = net.config
         self.eps = c.rms_eps
         matrices = [p for p in net.parameters() if p.ndim == 2]
-        self.form = form = choose(matrices, sum(p.nbytes for p in matrices), (torch.bfloat16,), rows=(1, 8))
+        size = sum(p.nbytes for p in matrices)
+        form = choose(matrices, size, (torch.bfloat16,), rows=(1, 8))
+        in_4_bits = size >= SMALL_BYTES and all(int4.fits(p) for p in matrices if p.shape[0] > 1)
+        product = partial(Int4Linear, nearest=True) if in_4_bits else form.linear
+        self.weight_bytes: float = int4.BYTES if in_4_bits else form.dtype.itemsize
         self.embedding = target.embedding
         self.head = form.linear(target.head[net.draft_ids].float())
-        self.fuse, self.fuse_gain = form.linear(net.fuse.weight), net.fuse_norm.weight
-        self.inputs = form.linear(torch.cat([net.anchor_in.weight, net.mask_in.weight]))
+        self.fuse, self.fuse_gain = product(net.fuse.weight), net.fuse_norm.weight
+        self.inputs = product(torch.cat([net.anchor_in.weight, net.mask_in.weight]))
         self.masks, self.gain = net.masks, net.norm.weight
-        gained = [(layer, layer.input_norm.weight, layer.post_norm.weight) for layer in net.layers]
-        self.layers = [Layer(
-            form.linear(torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]) * gain),
-            form.linear(layer.o_proj.weight),
-            form.linear(torch.cat([layer.gate_proj.weight, layer.up_proj.weight]) * post),
-            form.linear(layer.down_proj.weight),
-        ) for layer, gain, post in gained]
-        self.context = form.linear(torch.cat([
-            torch.cat([layer.k_proj.weight, layer.v_proj.weight]) * gain for layer, gain, _ in gained
+        self.layers = [(Int4Block if in_4_bits else Block)(
+            (layer.input_norm.weight, layer.post_norm.weight),
+            map(product, (
+                torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]), layer.o_proj.weight,
+                torch.cat([layer.gate_proj.weight, layer.up_proj.weight]), layer.down_proj.weight,
+            )), self.eps) for layer in net.layers]
+        self.context = product(torch.cat([
+            torch.cat([layer.k_proj.weight, layer.v_proj.weight]) * layer.input_norm.weight for layer in net.layers
         ]))
-        self.serial = LeanSerial(net.serial, form, target.embedding) if c.serial else None
+        self.serial = LeanSerial(net.serial, product, target.embedding) if c.serial else None
         extra = net.anchor_in.weight.numel() + net.mask_in.weight.numel() + net.masks.numel()
         self.shape = ModelShape(
             "block drafter", c.layers, c.hidden_size, c.heads, c.kv_heads, c.head_dim, c.ffn, len(net.draft_ids),
-            weight_bytes=float(form.dtype.itemsize), small_weights=extra,
+            weight_bytes=self.weight_bytes, head_bytes=self.head.weight_bytes, small_weights=extra,
         )
         """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
         self._turns = Turns(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
@@ -101,10 +97,8 @@ class LeanBlock:
         plan = cache.plan(list(rows), list(counts), causal=False)
         cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
         for i, layer in enumerate(self.layers):
-            heads = layer.qkv(norm(x, None, self.eps)).view(len(x), -1, c.head_dim)
-            x = x + layer.out(attend_packed(plan, i, heads, cos, sin, c.kv_heads))
-            gate, up = layer.gate_up(norm(x, None, self.eps)).chunk(2, dim=-1)
-            x = x + layer.down(functional.silu(gate).mul_(up))
+            heads = layer.qkv(x).view(len(x), -1, c.head_dim)
+            x = layer.feed_forward(layer.out(attend_packed(plan, i, heads, cos, sin, c.kv_heads), x))
         for row, length in zip(rows, before):
             cache.truncate(row, length)
         return norm(x, self.gain, self.eps)
@@ -113,15 +107,15 @@ class LeanBlock:
 class LeanSerial:
     """SerialHead in two parts: what depends on the states alone is done for all slots at once."""
 
-    def __init__(self, serial: nn.Module, form: Form, embedding: torch.Tensor):
-        """serial: a SerialHead; embedding [V, D]: the target's."""
+    def __init__(self, serial: nn.Module, product: Callable[[torch.Tensor], Product], embedding: torch.Tensor):
+        """serial: a SerialHead; product: makes one of a weight; embedding [V, D]: the target's."""
         size = serial.state.weight.shape[0]
         self.size, self.eps, self.embedding = size, serial.norm.eps, embedding
         inner = serial.inner.weight
-        self.of_state = form.linear(torch.cat([serial.state.weight, inner[:, 2 * size:]]))
-        self.of_tokens = form.linear(torch.cat([serial.direct.weight, inner[:, : 2 * size]]))
+        self.of_state = product(torch.cat([serial.state.weight, inner[:, 2 * size:]]))
+        self.of_tokens = product(torch.cat([serial.direct.weight, inner[:, : 2 * size]]))
         self.bias = torch.cat([torch.zeros_like(serial.state.weight[:, 0]), serial.inner.bias])
-        self.outer, self.gain = form.linear(serial.outer.weight), serial.norm.weight
+        self.outer, self.gain = product(serial.outer.weight), serial.norm.weight
         self.sure, self.sure_bias = serial.confidence.weight[0], serial.confidence.bias
         self.temperatures = serial.temperatures
 

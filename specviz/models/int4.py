@@ -21,10 +21,11 @@ _OUTPUTS, _ROOM = 16, 72
 class Int4Linear:
     """Multiplies by one weight [out, in]. A row of the result is the same, bit for bit, however many rows there are."""
 
-    def __init__(self, weight: torch.Tensor):
-        """Raises ValueError for a weight that is not on such levels, and where there is no kernel."""
+    def __init__(self, weight: torch.Tensor, nearest: bool = False):
+        """nearest: a weight that is not on such levels is rounded to them; otherwise raises ValueError for it. Raises
+        it where there is no kernel, too."""
         self._kernel = native.int4_product()
-        packed = None if self._kernel is None else pack(weight)
+        packed = None if self._kernel is None else pack(weight, nearest)
         if packed is None:
             raise ValueError(f"it needs {native.why_not() or 'weights published on 16 levels in groups of 32'}.")
         self._packed = packed
@@ -35,28 +36,34 @@ class Int4Linear:
                  onto: torch.Tensor | None = None) -> torch.Tensor:
         """x [N, in] -> [N, out] in float32. gain [in]: x goes through an RMS norm first. gated: x is [N, 2 in], gates
         and what they let through (SwiGLU). onto [N, out] is added to the result."""
-        outputs, inputs = self.shape
+        (outputs, inputs), rows = self.shape, x.shape[0]
         x = x.contiguous()
-        out = torch.empty(len(x), outputs)
-        room = torch.empty(len(x) * (inputs // GROUP * _ROOM + 4), dtype=torch.uint8)
-        self._kernel(x.data_ptr(), len(x), inputs, None if gain is None else gain.data_ptr(), eps, gated,
+        out = torch.empty(rows, outputs)
+        room = torch.empty(rows * (inputs // GROUP * _ROOM + 4), dtype=torch.uint8)
+        self._kernel(x.data_ptr(), rows, inputs, None if gain is None else gain.data_ptr(), eps, gated,
                      self._packed.data_ptr(), outputs, None if onto is None else onto.data_ptr(), out.data_ptr(),
                      room.data_ptr(), torch.get_num_threads())
         return out
 
 
-def pack(weight: torch.Tensor) -> torch.Tensor | None:
-    """A weight [out, in] as native.c reads it (uint8); None if it is not made of levels. Every group must reach its
-    first and last level, as those that llama.cpp makes do."""
+def fits(weight: torch.Tensor) -> bool:
+    """Whether a weight has a shape that can be cut into blocks and groups, and there is a kernel for it."""
+    cut = weight.ndim == 2 and weight.shape[0] % _OUTPUTS == 0 and weight.shape[1] % GROUP == 0
+    return cut and weight.device.type == "cpu" and native.int4_product() is not None
+
+
+def pack(weight: torch.Tensor, nearest: bool = False) -> torch.Tensor | None:
+    """A weight [out, in] as native.c reads it (uint8), or the nearest to it; None if it is not made of levels, or
+    cannot be cut into groups. Every group must reach its first and last level, as those that llama.cpp makes do."""
     if weight.ndim != 2 or weight.shape[0] % _OUTPUTS or weight.shape[1] % GROUP:
         return None
     groups = weight.detach().float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=-1)
-    scale = (high - low) / 15
-    level = ((groups - low[..., None]) / scale.clamp(min=1e-30)[..., None]).round_()
-    stored = scale.half(), low.half()
-    made = torch.addcmul(stored[1].float()[..., None], level, stored[0].float()[..., None])
-    if not bool(((made - groups).abs().amax(-1) <= 1e-5 * torch.maximum(low.abs(), high.abs())).all()):
+    stored = ((high - low) / 15).half(), low.half()
+    scale, lowest = (number.float()[..., None] for number in stored)
+    level = ((groups - lowest) / scale.clamp(min=1e-30)).round_().clamp_(0, 15)
+    off = (torch.addcmul(lowest, level, scale) - groups).abs().amax(-1)
+    if not nearest and not bool((off <= 1e-5 * torch.maximum(low.abs(), high.abs())).all()):
         return None
     blocks = (weight.shape[0] // _OUTPUTS, _OUTPUTS, groups.shape[1])
     # [block, output, group, part, half, i] -> [block, group, part, output, i, half]

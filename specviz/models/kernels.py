@@ -24,7 +24,7 @@ from specviz.models.narrow import Int8Linear, can_hold_int8
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
 """Numbers of rows that are measured; others go by the next larger one, more than the last by the last."""
 _REPEATS = 3
-_SMALL_BYTES = 16 * 2**20
+SMALL_BYTES = 16 * 2**20
 """Smaller weights fit the processor's cache: nothing to gain from another order of them."""
 _BUSY = 0.25
 """Share of the processor that other programs may use if what is found is to be kept."""
@@ -87,7 +87,7 @@ def choose(
     the next process, unless other programs were at work meanwhile.
     """
     own = weights[0].dtype
-    if total_bytes < _SMALL_BYTES or not all(map(can_pack, weights)):
+    if total_bytes < SMALL_BYTES or not all(map(can_pack, weights)):
         return Form(own)
     if 2 * total_bytes > free_memory_bytes(weights[0].device.type):
         return Form(own)

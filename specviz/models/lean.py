@@ -31,19 +31,12 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Te
 class Block:
     """One decoder layer's products by weights, each with what stands right before and after it."""
 
-    def __init__(self, layer: torch.nn.Module, product: Callable[[torch.Tensor], Product], stream: torch.dtype,
-                 eps: float):
-        """product: makes one of a weight. stream: the type of what is passed on from layer to layer. eps: of norms."""
-        attention, mlp = layer.self_attn, layer.mlp
+    def __init__(self, norms: Sequence[torch.Tensor], products: Sequence[Product], eps: float):
+        """norms: the gains [D] of the two; products: by the weights of q, k and v together, of what attention gives, of
+        gate and up together, and of what they give."""
+        self._norm_1, self._norm_2 = norms
+        self._qkv, self._out, self._gate_up, self._down = self.products = tuple(products)
         self._eps = eps
-        self._norm_1 = layer.input_layernorm.weight.to(stream)
-        self._norm_2 = layer.post_attention_layernorm.weight.to(stream)
-        self.products = self._qkv, self._out, self._gate_up, self._down = (
-            product(_merged([attention.q_proj, attention.k_proj, attention.v_proj])),
-            product(attention.o_proj.weight),
-            product(_merged([mlp.gate_proj, mlp.up_proj])),
-            product(mlp.down_proj.weight),
-        )
 
     def qkv(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, D] -> queries, keys and values side by side [N, (heads + 2 kv_heads) d]."""
@@ -61,12 +54,6 @@ class Block:
 
 class Int4Block(Block):
     """The same with weights of 4 bits, whose kernel does the norms, gates and sums as well."""
-
-    def __init__(self, layer: torch.nn.Module, eps: float):
-        """The layer's matrices are let go. Raises ValueError if they are not stored in 4 bits."""
-        super().__init__(layer, Int4Linear, torch.float32, eps)
-        for part in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
-            part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
     def qkv(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._qkv(hidden, gain=self._norm_1, eps=self._eps)
@@ -96,12 +83,17 @@ class LeanLlama:
         head = module.get_output_embeddings().weight
         self.four_bit = four_bit
         if four_bit:
-            self.blocks = [Int4Block(layer, self.eps) for layer in base.layers]
+            self.blocks = []
+            for layer in base.layers:
+                self.blocks.append(Int4Block(self._norms(layer), map(Int4Linear, _weights(layer)), self.eps))
+                for part in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):  # not held twice
+                    part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
         else:
             matrices = [p for p in base.layers.parameters() if p.ndim == 2]
             form = choose(matrices, sum(p.nbytes for p in module.parameters()),
                           (torch.bfloat16, torch.int8) if narrow else ())
-            self.blocks = [Block(layer, form.linear, self.stream, self.eps) for layer in base.layers]
+            self.blocks = [Block(self._norms(layer), map(form.linear, _weights(layer)), self.eps)
+                           for layer in base.layers]
         self.weight_bytes: float = int4.BYTES if four_bit else form.dtype.itemsize
         """Of one weight of a layer."""
         if not four_bit and own == self.stream:
@@ -110,6 +102,9 @@ class LeanLlama:
             self.head = Fp16Linear(head.detach()) if can_hold_fp16(head) else Linear(head.detach().float())
         theta = config.rope_parameters["rope_theta"]
         self._turns = Turns(lambda positions: _rotary(positions, self.dim, theta, self.stream))
+
+    def _norms(self, layer: torch.nn.Module) -> list[torch.Tensor]:
+        return [n.weight.to(self.stream) for n in (layer.input_layernorm, layer.post_attention_layernorm)]
 
     def first(self, layers: int) -> Self:
         """These first layers, then the same norm and head."""
@@ -194,6 +189,13 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tens
     scale = x.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
     normed = x * scale
     return normed if weight is None else normed.mul_(weight)
+
+
+def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
+    """A layer's weights as Block wants them."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return [_merged([attention.q_proj, attention.k_proj, attention.v_proj]), attention.o_proj.weight,
+            _merged([mlp.gate_proj, mlp.up_proj]), mlp.down_proj.weight]
 
 
 def _merged(parts: list[torch.nn.Linear]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional
 from specviz.errors import SettingsError
 from specviz.models import attention, native
 from specviz.models.cache import RaggedCache
-from specviz.models.int4 import GROUP, Int4Linear, pack
+from specviz.models.int4 import GROUP, Int4Linear, fits, pack
 from specviz.models.lean import Turns
 from specviz.models.load import resolve_precision
 from specviz.models.narrow import Fp16Linear, can_hold_fp16
@@ -83,6 +83,18 @@ def test_a_weight_that_was_not_published_in_4_bits_is_refused(weight):
     assert pack(weight) is None
     with pytest.raises(ValueError, match="needs"):
         Int4Linear(weight)
+
+
+@here
+def test_a_weight_is_rounded_to_the_nearest_levels_where_that_is_asked_for():
+    weight, x = noise(32, 64), noise(5, 64)
+    groups = weight.unflatten(1, (-1, GROUP))
+    step = (groups.amax(-1) - groups.amin(-1)) / 15
+    columns = Int4Linear(weight, nearest=True)(torch.eye(64)).t()  # the weight that it multiplies by
+    assert bool(((columns - weight).unflatten(1, (-1, GROUP)).abs().amax(-1) <= 0.502 * step).all())
+    assert off(Int4Linear(weight, nearest=True)(x), x.double() @ columns.double().t()) < 4e-5
+    assert torch.equal(pack(q4_1(32, 64), nearest=True), pack(q4_1(32, 64)))
+    assert fits(weight) and not fits(noise(33, 64)) and not fits(noise(32, 65))
 
 
 def test_a_weight_in_4_bits_takes_5_bits_a_weight():
