@@ -392,10 +392,11 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
 
 
 def _transformers_plain(pair: Pair, target: Opened) -> System:
-    """transformers' plain decoding in the precision of this target, wholly in it."""
-    module = load.load_module(fetch(pair.target), target.device, target.precision, stock=True)
-    stock = peers.Transformers(module, target.device, target.precision, target.model.eos_ids())
-    return System("transformers", "plain", target.precision, stock.runner())
+    """transformers' plain decoding in the precision of this target, wholly in it; in bf16 where that is our own int4."""
+    precision = "bf16" if target.precision == "int4" else target.precision
+    module = load.load_module(fetch(pair.target), target.device, precision, stock=True)
+    stock = peers.Transformers(module, target.device, precision, target.model.eos_ids())
+    return System("transformers", "plain", precision, stock.runner())
 
 
 def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:
@@ -409,7 +410,7 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
     model = peers.Vllm(python, folder, target.precision, 2 ** (longest + 8).bit_length(), batch)
     closing.append(model.close)
     versions["vllm"] = model.version
-    systems.append(System("vLLM", "plain, eager", target.precision, model.run))
+    systems.append(System("vLLM", f"plain, {model.setting}", target.precision, model.run))
     return ""
 
 

@@ -165,7 +165,7 @@ class Explained:
             return ("the pass was faster than the model says: the roofs were measured on a busier machine, or dispatch "
                     "overlaps with arithmetic")
         if self.kernels >= self.rest:
-            return "the library's matrix products for so few rows do not reach the roofs"
+            return "the matrix products of so few rows do not reach the roofs"
         return "attention, norms and activations take more than their counted traffic"
 
 

@@ -76,10 +76,11 @@ def controls() -> Setup:
                                   "config.json alone is fetched, no weights.")
     here = machine.resolve_device("auto")
     if device == HERE:
-        known = find_pair(EMBEDDED).target if (typed or EMBEDDED_SHAPE) == EMBEDDED_SHAPE else None
+        own = st.session_state.get("config-file") or (st.session_state.get("config-text") or "").strip()
+        known = find_pair(EMBEDDED).target if typed in (None, EMBEDDED_SHAPE) and not own else None
         usual = load.resolve_precision("auto", here, known)
         # weights in 4 bits are those that were published so: noise cannot be held in them
-        options = [usual, *(p for p in ceilings.PRECISIONS if p != usual and (known or p != "int4"))]
+        options = [usual, *(p for p in ceilings.DTYPES if p != usual and (known or p != "int4"))]
         precision = third.selectbox("Precision", options, key="peak", bind="query-params",
                                     help="Of weights, cache and arithmetic. Each has roofs of its own.")
         roofs, memory = ceilings.cached(here, precision), float(free_memory_bytes(here))
