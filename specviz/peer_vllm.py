@@ -1,8 +1,11 @@
 """vLLM, asked line by line: runs by itself in an environment that has vLLM and perhaps nothing of SpecViz.
 
-    python peer_vllm.py FOLDER DTYPE TOKENS ROWS
+    python peer_vllm.py FOLDER DTYPE TOKENS ROWS SETTING
 
-A line of JSON in, {"prompts": [[ids]], "tokens": n}, gives one out, {"texts": [[ids]], "rate": tokens per second}.
+SETTING: compiled, vLLM's own default, which falls back to eager where nothing can compile; or eager.
+
+The first line out tells {"version": ..., "setting": "compiled" or "eager"}. Then a line of JSON in,
+{"prompts": [[ids]], "tokens": n}, gives one out, {"texts": [[ids]], "rate": tokens per second}.
 """
 
 from __future__ import annotations
@@ -16,20 +19,29 @@ import time
 def main() -> None:
     """Serve until the input ends."""
     folder, dtype, tokens, rows = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    setting = sys.argv[5]
     # libraries print what they like: the answers keep the real output for themselves
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
     import vllm
 
-    model = vllm.LLM(folder, dtype=dtype, max_model_len=tokens, max_num_seqs=rows, enforce_eager=True,
-                     enable_prefix_caching=False, disable_log_stats=False, seed=0)
+    def load(eager: bool):
+        return vllm.LLM(folder, dtype=dtype, max_model_len=tokens, max_num_seqs=rows, enforce_eager=eager,
+                        enable_prefix_caching=False, disable_log_stats=False, seed=0)
+
+    try:
+        model = load(setting == "eager")
+    except Exception:  # whatever torch's compiler says where there is no C++ compiler
+        if setting == "eager":
+            raise
+        setting, model = "eager", load(True)
 
     def tell(answer: dict) -> None:
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
-    tell({"version": vllm.__version__})
+    tell({"version": vllm.__version__, "setting": setting})
     for line in sys.stdin:
         asked = json.loads(line)
         prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]

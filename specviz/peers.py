@@ -154,19 +154,29 @@ def best_assisted(peer: Transformers, assistant: torch.nn.Module, groups: Sequen
 class Vllm:
     """vLLM in a process of its own, which may be another environment's, asked line by line. `close` ends it."""
 
-    def __init__(self, python: str, folder: Path, precision: str, tokens: int, rows: int):
-        """tokens: the longest prompt and text together. rows: texts at once."""
+    def __init__(self, python: str, folder: Path, precision: str, tokens: int, rows: int, setting: str = "compiled"):
+        """tokens: the longest prompt and text together. rows: texts at once. setting: compiled, which takes a minute
+        or two to start and is the faster by a third, or eager; `self.setting` is what it came to."""
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
         child = Path(__file__).with_name("peer_vllm.py")
+        # in one process: with few processors a scheduler beside the worker takes from it, even while both wait
         environment = os.environ | {
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": str(torch.get_num_threads())}
         # a thread more than there are processors makes vLLM's own crawl: as many as torch uses here
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{max(0, torch.get_num_threads() - 1)}")
+        # Intel's OpenMP, as vLLM's documentation asks for on processors: it comes with vllm-cpu
+        openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
+        if openmp.is_file() and "libiomp" not in environment.get("LD_PRELOAD", ""):
+            environment["LD_PRELOAD"] = f"{environment.get('LD_PRELOAD', '')}:{openmp}".strip(":")
+            environment.setdefault("KMP_BLOCKTIME", "5")
+        self._noise = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as vLLM; an unread pipe would fill)
         self._process = subprocess.Popen(
-            [python, "-P", str(child), str(folder), dtype, str(tokens), str(rows)], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
-        self.version = self._answer()["version"]
+            [python, "-P", str(child), str(folder), dtype, str(tokens), str(rows), setting], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, stderr=self._noise, text=True, env=environment)
+        ready = self._answer()
+        self.version, self.setting = ready["version"], ready["setting"]
 
     def run(self, group: Group, tokens: int) -> Spoken:
         """One group. Raises SpecVizError if vLLM has gone."""
@@ -183,11 +193,14 @@ class Vllm:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._noise.close()
 
     def _answer(self) -> dict:
         line = self._process.stdout.readline()
         if not line:
-            said = (self._process.stderr.read() or "").strip().splitlines()
+            self._process.wait()
+            self._noise.seek(0)
+            said = self._noise.read().strip().splitlines()
             raise SpecVizError(f"vLLM stopped: {said[-1][:200] if said else 'it said nothing'}")
         return json.loads(line)
 

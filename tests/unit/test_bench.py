@@ -138,8 +138,19 @@ def test_vllm_is_asked_line_by_line_in_a_process_of_its_own(tmp_path, monkeypatc
     model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
     try:
         spoken = model.run([[5], [7, 8]], 4)
-        assert spoken.texts == [[5, 6, 7, 8], [8, 9, 10, 11]]
+        assert spoken.texts == [[5, 6, 7, 8], [8, 9, 10, 11]] and model.setting == "compiled"
         assert 10 < spoken.rate < 80  # six tokens after the first ones, in 150 ms or, on a busy machine, more
+    finally:
+        model.close()
+
+
+def test_vllm_that_cannot_compile_runs_eagerly(tmp_path, monkeypatch):
+    fussy = FAKE_VLLM.replace('print("noise on the output")', 'assert options["enforce_eager"]')
+    (tmp_path / "vllm.py").write_text(fussy)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
+    try:
+        assert model.setting == "eager" and model.run([[5]], 2).texts == [[5, 6]]
     finally:
         model.close()
 
