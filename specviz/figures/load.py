@@ -64,9 +64,10 @@ def utilization_figure(data: pd.DataFrame) -> go.Figure:
             ("hardware_flops", "HFU: all arithmetic executed", palette.REJECTED, "dash"),
             ("model_flops", "MFU: useful tokens only", palette.ACCEPTED, "solid")):
         chart.add_scatter(x=template.numbers(data["round"]), y=template.numbers(100 * data[column]), name=name,
-                          mode="lines", line={"color": colour, "dash": dash, "width": 2.5},
+                          mode="lines" if len(data) > 1 else "markers",  # one round makes no line
+                          line={"color": colour, "dash": dash, "width": 2.5}, marker={"color": colour},
                           hovertemplate="round %{x}: " + name + " %{y:.3g} %<extra></extra>")
-    chart.update_xaxes(fixedrange=True, tickformat="d")
+    template.whole_numbers(chart, data["round"])
     chart.update_yaxes(range=[0, 105], fixedrange=True)
     if data.empty:
         title = alt = "No round has been timed yet"

@@ -41,7 +41,7 @@ def tokens_figure(data: pd.DataFrame) -> go.Figure:
     emitted = data.accepted + data.bonus
     mean = emitted.sum() / len(data) if len(data) else float("nan")
     chart.update_layout(barmode="relative", bargap=0.2)
-    _whole_numbers(chart, data["round"])
+    template.whole_numbers(chart, data["round"])
     chart.update_yaxes(fixedrange=True, tickformat="d", zeroline=True, zerolinewidth=2, zerolinecolor=palette.LINE)
     title = f"{format.number(mean)} tokens per target pass, where plain decoding emits 1"
     return template.finish(chart, title, f"Stacked bars per round. {len(data)} rounds emitted {emitted.sum()} tokens: "
@@ -86,7 +86,7 @@ def acceptance_figure(data: pd.DataFrame) -> go.Figure:
                           hovertemplate="position %{x}: %{y:.3g} %<br>%{customdata[0]} accepted, %{customdata[1]} "
                                         "judged, %{customdata[2]} proposed<extra></extra>")
     chart.update_yaxes(range=[0, 105], fixedrange=True)
-    _whole_numbers(chart, data.position)
+    template.whole_numbers(chart, data.position)
     if data.empty:
         title = alt = "Nothing was drafted, so there is no acceptance rate"
     else:
@@ -127,7 +127,7 @@ def seconds_figure(data: pd.DataFrame) -> go.Figure:
                           hovertemplate="plain step %{y:.3g} ms<extra></extra>")
         title += f", a plain step {format.seconds(step)}; a round emits {format.number(data.emitted.mean())} tokens"
     chart.update_layout(barmode="stack", bargap=0.2)
-    _whole_numbers(chart, data["round"])
+    template.whole_numbers(chart, data["round"])
     chart.update_yaxes(rangemode="tozero", fixedrange=True)
     shares = {n: data[f"{n}_seconds"].sum() / totals.sum() if len(data) else None for n in ("draft", "verify", "other")}
     said = ", ".join(f"{n} {format.percent(s)}" for n, s in shares.items())
@@ -197,9 +197,3 @@ def ledger_figure(data: pd.DataFrame) -> go.Figure:
     chart.update_xaxes(title_text="Milliseconds per emitted token (measured)", row=2, col=1)
     chart.update_yaxes(categoryorder="array", categoryarray=order[::-1], fixedrange=True, showgrid=False)
     return chart
-
-
-def _whole_numbers(chart: go.Figure, values: pd.Series) -> None:
-    """Ticks at whole numbers only, however few there are."""
-    few = len(values) <= 12
-    chart.update_xaxes(fixedrange=True, tickformat="d", dtick=1 if few else None)

@@ -67,6 +67,11 @@ def for_export(figure: go.Figure) -> dict:
     return copy
 
 
+def whole_numbers(figure: go.Figure, values: pd.Series) -> None:
+    """Ticks of the horizontal axis at whole numbers only, however few there are."""
+    figure.update_xaxes(fixedrange=True, tickformat="d", dtick=1 if len(values) <= 12 else None)
+
+
 def hatch(shape: str) -> dict:
     """A pattern over a bar's own colour, so that neighbours differ without colour too; '' for none."""
     return {"shape": shape, "fillmode": "overlay", "fgcolor": palette.PAPER_LIGHT, "fgopacity": 0.6, "size": 7,

@@ -103,8 +103,10 @@ def test_utilizations_by_round_and_where_there_are_none(trace):
     assert data["round"].tolist() == [1, 2, 3, 4]
     assert (data.model_flops <= data.hardware_flops).all(), "useful work is part of all work"
     assert len(load.utilization_table(list(trace.rounds) * 50, CEILINGS)) == 120, "bounded"
-    for table in (data, data[:0]):
-        assert template.title_of(load.utilization_figure(table))
+    for table, mode in ((data, "lines"), (data[:1], "markers"), (data[:0], "markers")):
+        chart = load.utilization_figure(table)
+        assert template.title_of(chart) and chart.data[0].mode == mode, "one round alone is seen, too"
+        assert chart.layout.xaxis.dtick == 1, "no tick between two rounds"
 
 
 def test_where_a_point_comes_from_shows_in_its_symbol():
