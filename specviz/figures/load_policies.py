@@ -148,7 +148,8 @@ def times_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
     title = f"Time per output token on {where} ({source})"
     if len(medians) > 1:
         best = min(medians, key=medians.get)
-        title = f"{best} waits least: {format.seconds(medians[best])} per output token at the median ({source})"
+        title = (f"{best[0].upper()}{best[1:]} waits least: {format.seconds(medians[best])} per output token at the "
+                 f"median ({source})")
     said = "; ".join(f"{n}: median {format.seconds(v)}" for n, v in medians.items())
     return template.finish(chart, title, f"Boxes of time per output token by policy. {said}.", "",
                            "Time per token (ms)")

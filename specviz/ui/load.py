@@ -104,7 +104,7 @@ def _texts(outcomes) -> None:
         st.error("A text differs from its text alone.")
     elif ties:
         widest = max(o.summary.widest_gap for o in outcomes if o.summary.near_ties)
-        count = sum(o.summary.requests for o in outcomes)
+        count = sum(bool(r.tokens) for o in outcomes for r in o.records)
         st.info(f"{ties} of {count} texts part from their text alone at a near-tie: the two likeliest logits lay at "
                 f"most {widest:.2g} apart there, and passes over more than 32 tokens round differently. All others are "
                 "equal.", icon=":material/check:")

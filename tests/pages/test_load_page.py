@@ -2,6 +2,8 @@
 
 import time
 
+from streamlit.testing.v1 import AppTest
+
 TOY = {"load-pair": "toy", "load-drafter": "autoregressive", "load-rate": "8.0", "load-seconds": "2"}
 
 
@@ -43,6 +45,20 @@ def test_a_load_is_served_under_all_policies(open_app):
     assert [o.policy for o in outcomes] == ["none", "fixed", "uniform", "prefix"]
     assert len({o.summary.requests for o in outcomes}) == 1 and all(o.summary.identical for o in outcomes)
     assert "equals its text alone" in words(app)
+
+
+def parted():
+    from types import SimpleNamespace as Some
+
+    from specviz.ui import load
+
+    summary = Some(identical=False, near_ties=1, differing=0, widest_gap=0.041)
+    load._texts([Some(summary=summary, records=[Some(tokens=tokens) for tokens in ([5], [6, 7], [])])])
+
+
+def test_near_ties_are_counted_among_the_texts_that_were_written():
+    app = AppTest.from_function(parted).run()
+    assert app.info[0].value.startswith("1 of 2 texts part") and "at most 0.041 apart" in app.info[0].value
 
 
 def test_the_counterexample_runs(open_app):
