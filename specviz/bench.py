@@ -392,7 +392,7 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
 
 
 def _transformers_plain(pair: Pair, target: Opened) -> System:
-    """transformers' plain decoding in the precision of this target, wholly in it; in bf16 where that is our own int4."""
+    """transformers' plain decoding in the precision of this target, wholly in it; in bf16 where that is int4."""
     precision = "bf16" if target.precision == "int4" else target.precision
     module = load.load_module(fetch(pair.target), target.device, precision, stock=True)
     stock = peers.Transformers(module, target.device, precision, target.model.eos_ids())

@@ -26,8 +26,8 @@ from specviz.hardware.memory import free_memory_bytes
 from specviz.trace import Ceilings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int4": torch.float32}
-"""Precisions that can be measured, by the name used on screen and on the command line. int4 is how weights are held: its
-kernel multiplies as many numbers a cycle as fp32 (vpdpwssd on one port, fused multiply-adds on two)."""
+"""Precisions that can be measured, by the name used on screen and on the command line. int4 is how weights are held:
+its kernel multiplies as many numbers a cycle as fp32 (vpdpwssd on one port, fused multiply-adds on two)."""
 _BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30, "mps": 512 * 2**20}
 _WIDEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 _CALLS = 3
