@@ -169,7 +169,7 @@ def speedup(setup: Setup, seconds: dict[int, float], draft: float) -> None:
 
 def ledger() -> None:
     """FLOPs and seconds per token of the run on the Decode page."""
-    st.subheader("FLOPs go up, waiting goes down")
+    st.subheader("FLOPs go up: does waiting go down?")
     trace = stage.shown_trace()
     if trace is None:
         st.info("The ledger appears when the run has ended.")

@@ -54,7 +54,7 @@ def test_first_paint_has_roofline_strip_briefing_and_ledger(page, url):
     expect(page.get_by_text("times the arithmetic of a plain step").first).to_be_visible()
     expect(page.get_by_text("Compute is busy for").first).to_be_visible()
     expect(page.get_by_text("a plain step keeps compute busy for")).to_be_visible()
-    expect(page.get_by_role("heading", name="FLOPs go up, waiting goes down")).to_be_visible(timeout=60 * SECONDS)
+    expect(page.get_by_role("heading", name="FLOPs go up: does waiting go down?")).to_be_visible(timeout=60 * SECONDS)
     assert "Traceback" not in page.locator("body").inner_text()
 
 
