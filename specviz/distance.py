@@ -87,8 +87,8 @@ def record(found: Distance) -> None:
     RECORDED.write_text(words + "\n", encoding="utf-8")
 
 
-_HELD = {"int4": "The matrices of its layers are held in the very 4 bits of the published file, the head in fp16",
-         "bf16": "Its layers multiply in bf16, the head is held in fp16"}
+_HELD = {"int4": "The target's layers are held in that file's own 4 bits, the head in fp16",
+         "bf16": "The target's layers multiply in bf16, the head is held in fp16"}
 
 
 def sentence(pair: str, opened: Opened) -> str:
@@ -96,6 +96,6 @@ def sentence(pair: str, opened: Opened) -> str:
     known = recorded().get(opened.precision)
     if known is None or (known.pair, "cpu") != (pair, opened.device):
         return ""
-    held = _HELD.get(known.precision, f"It multiplies in {known.precision}")
+    held = _HELD.get(known.precision, f"The target multiplies in {known.precision}")
     return (f"{held}, all else is fp32: total variation from fp32 "
             f"{known.total_variation:.1g} on average (recorded, {known.positions:,} positions).")
