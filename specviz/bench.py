@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -383,7 +384,8 @@ def _peers(pair: Pair, target: Opened, ours: Sequence[System], picking: Sequence
             words = f"its default: {drafts} drafts, {schedule}, stop below {threshold:g}"
             run = stock.assisted(assistant, *peers.ASSISTED[0])
         systems.append(System("transformers", f"assisted, {words}", target.precision, run))
-    for add in (_vllm, _llama):
+    # compiling takes vLLM a minute or two at every start
+    for add in (partial(_vllm, setting="compiled" if scale.steps >= FULL.steps else "eager"), _llama):
         try:
             notes.append(add(pair, target, folder, batch, longest, eos, systems, tell, closing, versions))
         except SpecVizError as error:
@@ -399,7 +401,7 @@ def _transformers_plain(pair: Pair, target: Opened) -> System:
     return System("transformers", "plain", precision, stock.runner())
 
 
-def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:
+def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions, setting: str) -> str:
     python = peers.vllm_python()
     if target.device != "cpu" and python is None:
         return "vLLM is not installed (pip install vllm)."
@@ -410,7 +412,7 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
     # on a processor it has bf16 throughout as well, which is the faster
     for precision in (target.precision, *(["bf16"] if target.device == "cpu" and machine.has_bf16_units() else [])):
         tell(f"Starting vLLM in {precision}")
-        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch)
+        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting)
         closing.append(model.close)
         versions["vllm"] = model.version
         systems.append(System("vLLM", f"plain, {model.setting}", precision, model.run))
