@@ -122,7 +122,7 @@ def bench(
         raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {batch}.")
     target = store.open(pair.target, device, precision)
     others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
-    # no peer has our reduced precision on processors: there they run in fp32, their stock one, as does a block of ours
+    # on processors no peer rounds as we do: there they run in fp32, as does a block of ours, and plainly in bf16 too
     equal = "fp32" if target.device == "cpu" else target.precision
     groups, picking = _groups(pair, target, prompts, scale, batch)
 

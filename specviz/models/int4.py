@@ -34,8 +34,8 @@ class Int4Linear:
 
     def __call__(self, x: torch.Tensor, gain: torch.Tensor | None = None, eps: float = 0.0, gated: bool = False,
                  onto: torch.Tensor | None = None) -> torch.Tensor:
-        """x [N, in] -> [N, out] in float32. gain [in]: x goes through an RMS norm first. gated: x is [N, 2 in], gates
-        and what they let through (SwiGLU). onto [N, out] is added to the result."""
+        """x [N, in] -> [N, out], all in float32. gain [in]: x goes through an RMS norm first. gated: x is [N, 2 in],
+        gates and what they let through (SwiGLU). onto [N, out] is added to the result."""
         (outputs, inputs), rows = self.shape, x.shape[0]
         x = x.contiguous()
         out = torch.empty(rows, outputs)
@@ -48,14 +48,17 @@ class Int4Linear:
 
 def fits(weight: torch.Tensor) -> bool:
     """Whether a weight has a shape that can be cut into blocks and groups, and there is a kernel for it."""
-    cut = weight.ndim == 2 and weight.shape[0] % _OUTPUTS == 0 and weight.shape[1] % GROUP == 0
-    return cut and weight.device.type == "cpu" and native.int4_product() is not None
+    return _can_be_cut(weight) and weight.device.type == "cpu" and native.int4_product() is not None
+
+
+def _can_be_cut(weight: torch.Tensor) -> bool:
+    return weight.ndim == 2 and weight.shape[0] % _OUTPUTS == 0 and weight.shape[1] % GROUP == 0
 
 
 def pack(weight: torch.Tensor, nearest: bool = False) -> torch.Tensor | None:
     """A weight [out, in] as native.c reads it (uint8), or the nearest to it; None if it is not made of levels, or
     cannot be cut into groups. Every group must reach its first and last level, as those that llama.cpp makes do."""
-    if weight.ndim != 2 or weight.shape[0] % _OUTPUTS or weight.shape[1] % GROUP:
+    if not _can_be_cut(weight):
         return None
     groups = weight.detach().float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=-1)

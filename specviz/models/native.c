@@ -199,7 +199,8 @@ static void mix(const float *query, const float *keys, const float *values, long
         __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
         for (long c = 0; c < n; c++)
             for (int j = 0; j < 4; j++)
-                sum[j] = _mm512_fmadd_ps(_mm512_set1_ps(scores[c]), _mm512_loadu_ps(values + c * dim + i + 16 * j), sum[j]);
+                sum[j] = _mm512_fmadd_ps(_mm512_set1_ps(scores[c]), _mm512_loadu_ps(values + c * dim + i + 16 * j),
+                                         sum[j]);
         for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + i + 16 * j, _mm512_mul_ps(sum[j], share));
     }
 }
@@ -207,11 +208,12 @@ static void mix(const float *query, const float *keys, const float *values, long
 /* A pass's queries, keys and values [tokens, heads + 2 * kv_heads, dim], dim a multiple of 64: turned, stored at the
 slots and positions of their tokens in keys and values [slots, kv_heads, capacity, dim], and attended to.
 
-cos, sin [tokens, dim], the first half of sin negated. last_seen: the last position that each token sees. out [tokens, heads, dim]. room: for [tokens, heads, dim] turned
-queries and, for each thread, room_of_thread numbers: 16 more than a row has positions. */
+cos, sin [tokens, dim], the first half of sin negated. last_seen: the last position that each token sees. out [tokens,
+heads, dim]. room: for [tokens, heads, dim] turned queries and, for each thread, room_of_thread numbers: 16 more than a
+row has positions. */
 void attend(const float *packed, long tokens, long heads, long kv_heads, long dim, const float *cos, const float *sin,
-            const int64_t *slots, const int64_t *positions, const int64_t *last_seen, float *keys, float *values, long capacity, float *out,
-            float *room, long room_of_thread, int threads)
+            const int64_t *slots, const int64_t *positions, const int64_t *last_seen, float *keys, float *values,
+            long capacity, float *out, float *room, long room_of_thread, int threads)
 {
     float *scores = room + tokens * heads * dim;
 #pragma omp parallel num_threads(threads)

@@ -59,8 +59,8 @@ def why_not() -> str:
     if sys.platform != "linux" or platform.machine() != "x86_64" or not all(able.get(unit) for unit in _UNITS):
         return "Linux on a processor with AVX-512 VNNI units"
     try:
-        if not _library().exists():
-            _compile(_library())
+        if not (library := _library()).exists():
+            _compile(library)
     except (OSError, subprocess.SubprocessError, SpecVizError) as error:
         _LOG.info("native.c was not compiled: %s", getattr(error, "stderr", None) or error)
         return "the compiler gcc, to compile its kernel once"

@@ -16,10 +16,12 @@ import torch
 from scipy import stats
 
 from specviz import prompts as prompting
+from specviz.costs import ModelShape
 from specviz.decoding import decode
 from specviz.drafters.base import Proposal
 from specviz.hardware.machine import has_bf16_units
 from specviz.models import native
+from specviz.models.lean import held
 from specviz.models.pairs import EMBEDDED, find_pair
 from specviz.orders import drafter_names
 from specviz.runs import ModelStore
@@ -228,10 +230,20 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(store, opened, e
         assert alone == [together[row]], f"row {row} differs alone: {alone[0]} against {together[row]}"
 
 
-@pytest.mark.parametrize("precision", [
+REDUCED = pytest.mark.parametrize("precision", [
     pytest.param("int4", marks=pytest.mark.skipif(bool(native.why_not()), reason=f"int4 needs {native.why_not()}")),
     pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16_units(), reason="there are no bfloat16 units here")),
 ])
+
+
+@REDUCED
+def test_the_shape_that_is_modelled_is_the_one_that_stands_in_memory(store, precision):
+    """What the Bottleneck page counts without weights, byte for byte, against the model that was opened."""
+    model = store.open(find_pair(EMBEDDED).target, "cpu", precision).model
+    assert held(ModelShape.from_config(model.config), precision) == model.shape
+
+
+@REDUCED
 def test_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded, precision):
     """Bit for bit, whatever the number of positions (in bf16 up to 32 rows of a product), and beside rows of other
     lengths: so greedy speculative texts cannot differ from plain ones by rounding."""
