@@ -1,7 +1,7 @@
 """The block net written out with few operators: the same weights and arithmetic as BlockNet, a third of the time.
 
 Matrices with one input are one product, and keys and values of the context are made for all layers at once. Weights are
-rounded to 4 bits where there is a kernel for them (specviz/models/int4.py), the head excepted; otherwise they are in
+rounded to 4 bits where there is a kernel for them (specviz/models/packed.py), the head excepted; otherwise they are in
 bfloat16 where that is faster. What is drafted is drawn from the distributions of exactly these products. Used for
 drafting; training and the checks of this file use BlockNet itself.
 """
@@ -16,14 +16,14 @@ from torch import nn
 from torch.nn import functional
 
 from specviz.costs import ModelShape
-from specviz.models import int4
-from specviz.models.attention import attend_packed, turn
+from specviz.models.attention import PackedAttention, turn
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
-from specviz.models.int4 import Int4Linear
 from specviz.models.kernels import SMALL_BYTES, choose
-from specviz.models.lean import Block, Int4Block, Turns, norm
+from specviz.models.lean import Block, Blocks, Turns, norm
+from specviz.models.native_layers import NativeLayers
 from specviz.models.narrow import Product
+from specviz.models.packed import PackedLinear, fits
 
 
 class LeanBlock:
@@ -36,20 +36,24 @@ class LeanBlock:
         matrices = [p for p in net.parameters() if p.ndim == 2]
         size = sum(p.nbytes for p in matrices)
         form = choose(matrices, size, (torch.bfloat16,), rows=(1, 8))
-        in_4_bits = size >= SMALL_BYTES and all(int4.fits(p) for p in matrices if p.shape[0] > 1)
-        product = partial(Int4Linear, nearest=True) if in_4_bits else form.linear
-        self.weight_bytes: float = int4.BYTES if in_4_bits else form.dtype.itemsize
+        in_4_bits = size >= SMALL_BYTES and c.head_dim % 64 == 0 and all(fits(p, 4) for p in matrices if p.shape[0] > 1)
+        product = partial(PackedLinear, bits=4, nearest=True) if in_4_bits else form.linear
         self.embedding = target.embedding
         self.head = form.linear(target.head[net.draft_ids].float())
         self.fuse, self.fuse_gain = product(net.fuse.weight), net.fuse_norm.weight
         self.inputs = product(torch.cat([net.anchor_in.weight, net.mask_in.weight]))
         self.masks, self.gain = net.masks, net.norm.weight
-        self.layers = [(Int4Block if in_4_bits else Block)(
-            (layer.input_norm.weight, layer.post_norm.weight),
-            map(product, (
-                torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]), layer.o_proj.weight,
-                torch.cat([layer.gate_proj.weight, layer.up_proj.weight]), layer.down_proj.weight,
-            )), self.eps) for layer in net.layers]
+        norms = [(layer.input_norm.weight, layer.post_norm.weight) for layer in net.layers]
+        weights = [(
+            torch.cat([layer.q_proj.weight, layer.k_proj.weight, layer.v_proj.weight]), layer.o_proj.weight,
+            torch.cat([layer.gate_proj.weight, layer.up_proj.weight]), layer.down_proj.weight,
+        ) for layer in net.layers]
+        if in_4_bits:
+            self.layers = NativeLayers(norms, weights, self.eps, c.kv_heads, c.head_dim, 4, nearest=True)
+        else:
+            blocks = [Block(gains, map(product, of), self.eps) for gains, of in zip(norms, weights)]
+            self.layers = Blocks(blocks, c.kv_heads, c.head_dim)
+        self.weight_bytes: float = self.layers.products[0].weight_bytes
         self.context = product(torch.cat([
             torch.cat([layer.k_proj.weight, layer.v_proj.weight]) * layer.input_norm.weight for layer in net.layers
         ]))
@@ -96,9 +100,7 @@ class LeanBlock:
         before = [cache.lengths[row] for row in rows]
         plan = cache.plan(list(rows), list(counts), causal=False)
         cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
-        for i, layer in enumerate(self.layers):
-            heads = layer.qkv(x).view(len(x), -1, c.head_dim)
-            x = layer.feed_forward(layer.out(attend_packed(plan, i, heads, cos, sin, c.kv_heads), x))
+        x, _ = self.layers(x, PackedAttention(plan), cos, sin)
         for row, length in zip(rows, before):
             cache.truncate(row, length)
         return norm(x, self.gain, self.eps)

@@ -166,14 +166,15 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     heads = getattr(config, "num_attention_heads", None)
     if not heads or getattr(config, "model_type", "") not in _CAN_BE_SMALL:
         return None
-    from specviz.models import int4, load
+    from specviz.models import load
     from specviz.models.causal import CausalModel
     from specviz.models.llama import Llama
 
-    unit = int4.GROUP if model.four_bit else 8
-    small = type(config).from_dict(config.to_dict() | {
-        "hidden_size": unit * heads, "head_dim": unit, "intermediate_size": 2 * unit, "vocab_size": 64,
-        "pad_token_id": None})
+    sizes = {"hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16}
+    if model.four_bit:  # as small as its kernel goes
+        sizes = {"hidden_size": 64, "head_dim": 64, "intermediate_size": 64} | dict.fromkeys(
+            ("num_attention_heads", "num_key_value_heads"), 1)
+    small = type(config).from_dict(config.to_dict() | sizes | {"vocab_size": 64, "pad_token_id": None})
     twin = Llama(small) if isinstance(model.module, Llama) else load.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 2**-7)

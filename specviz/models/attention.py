@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
@@ -9,24 +12,39 @@ from specviz.models import native
 from specviz.models.cache import Pass
 
 
-def attend_packed(plan: Pass, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-                  kv_heads: int) -> torch.Tensor:
-    """Turn the queries and keys among heads [N, heads + 2 kv_heads, d] by the tables of their positions [N, 1, d]
-    (models.lean.Turns), store keys and values, and attend each row's queries to its own past. Returns [N, heads d]."""
-    kernel = native.attend() if heads.device.type == "cpu" else None
-    if kernel is None or heads.dtype != torch.float32 or heads.shape[-1] % 64:
-        return attend(plan, layer, *query_key_value(heads, kv_heads, cos, sin)).flatten(-2)
-    count, _, dim = heads.shape
-    queries = heads.shape[1] - 2 * kv_heads
-    keys, values = plan.cache.stores(layer, kv_heads, dim)
-    heads = heads.contiguous()
-    out = torch.empty(count, queries * dim)
-    threads, scores = torch.get_num_threads(), keys.shape[2] + 16
-    room = torch.empty(count * queries * dim + threads * scores)
-    kernel(heads.data_ptr(), count, queries, kv_heads, dim, cos.data_ptr(), sin.data_ptr(), plan.slot_of.data_ptr(),
-           plan.position_of.data_ptr(), plan.last_seen_of.data_ptr(), keys.data_ptr(), values.data_ptr(), keys.shape[2],
-           out.data_ptr(), room.data_ptr(), scores, threads)
-    return out
+@dataclass(frozen=True)
+class PackedAttention:
+    """Attention of one pass."""
+
+    plan: Pass
+
+    def __call__(self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
+                 kv_heads: int) -> torch.Tensor:
+        """Turn the queries and keys among heads [N, heads + 2 kv_heads, d] by the tables of their positions [N, 1, d]
+        (models.lean.Turns), store keys and values, and attend each row's queries to its own past. Returns
+        [N, heads d]."""
+        kernels = native.kernels() if heads.device.type == "cpu" else None
+        count, together, dim = heads.shape
+        if kernels is None or heads.dtype != torch.float32 or dim % 64:
+            return attend(self.plan, layer, *query_key_value(heads, kv_heads, cos, sin)).flatten(-2)
+        queries = together - 2 * kv_heads
+        keys, values = self.plan.cache.stores(layer, kv_heads, dim)
+        of_pass, _kept = native_pass(self.plan, queries, kv_heads, dim, cos, sin, keys.shape[2])
+        heads, out = heads.contiguous(), torch.empty(count, queries * dim)
+        kernels.attend(ctypes.byref(of_pass), heads.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
+                       torch.get_num_threads())
+        return out
+
+
+def native_pass(plan: Pass, heads: int, kv_heads: int, dim: int, cos: torch.Tensor, sin: torch.Tensor,
+                capacity: int) -> tuple[native.Pass, list[torch.Tensor]]:
+    """A pass as native.c wants it, and what must be kept while it is used. capacity: of the stores."""
+    tokens = len(plan.slot_of)
+    queries = torch.empty(tokens * heads * dim)
+    scores = torch.empty(torch.get_num_threads() * native.QUERIES * capacity)
+    kept = [cos.contiguous(), sin.contiguous(), plan.slot_of, plan.position_of, plan.last_seen_of, queries, scores]
+    pointers = [t.data_ptr() for t in kept]
+    return native.Pass(tokens, heads, kv_heads, dim, *pointers[:5], capacity, *pointers[5:]), kept
 
 
 def query_key_value(

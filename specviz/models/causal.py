@@ -11,14 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Self
 
 import torch
 
 from specviz.costs import ModelShape
 from specviz.errors import PairError, SettingsError
-from specviz.models.attention import attend, attend_packed
+from specviz.models.attention import PackedAttention, attend
 from specviz.models.cache import Pass, RaggedCache
 from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
@@ -166,7 +165,7 @@ class CausalModel:
         return Output(list(packed.split(wanted)), tapped)
 
     def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
-        return self._lean(flat, plan.position_of, partial(attend_packed, plan), taps, keep)
+        return self._lean(flat, plan.position_of, PackedAttention(plan), taps, keep)
 
     def _stock(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         """The module's own forward: logits [kept, V] or None, and the outputs [N, D] of the tapped layers."""

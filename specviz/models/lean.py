@@ -9,8 +9,9 @@ runs as it is.
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -18,14 +19,14 @@ import torch
 from torch.nn import functional
 
 from specviz.costs import ModelShape
-from specviz.models import int4
-from specviz.models.int4 import Int4Linear
 from specviz.models.kernels import Linear, choose
 from specviz.models.llama import Llama, LlamaConfig
 from specviz.models.narrow import Fp16Linear, Product, can_hold_fp16
+from specviz.models.native_layers import NativeLayers
+from specviz.models.packed import PackedLinear, bring_together, bytes_of, fits
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""models.attention.attend_packed of a pass"""
+"""models.attention.PackedAttention of a pass, or what stands for it"""
 
 
 class Block:
@@ -52,17 +53,32 @@ class Block:
         return hidden + self._down(functional.silu(gate).mul_(up))
 
 
-class Int4Block(Block):
-    """The same with weights of 4 bits, whose kernel does the norms, gates and sums as well."""
+class Blocks:
+    """A decoder's layers."""
 
-    def qkv(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._qkv(hidden, gain=self._norm_1, eps=self._eps)
+    def __init__(self, blocks: Sequence[Block], kv_heads: int, dim: int):
+        """dim: of a head."""
+        self._blocks, self._kv_heads, self._dim = blocks, kv_heads, dim
 
-    def out(self, mixed: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        return self._out(mixed, onto=hidden)
+    @property
+    def products(self) -> list[Product]:
+        """In the order of a pass."""
+        return [product for block in self._blocks for product in block.products]
 
-    def feed_forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._down(self._gate_up(hidden, gain=self._norm_2, eps=self._eps), gated=True, onto=hidden)
+    def first(self, layers: int) -> Self:
+        """These first layers."""
+        return type(self)(self._blocks[:layers], self._kv_heads, self._dim)
+
+    def __call__(self, hidden: torch.Tensor, attend: Attend, cos: torch.Tensor, sin: torch.Tensor,
+                 taps: Sequence[int] = ()) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """hidden [N, D] before and after all of them, and after the tapped ones. cos, sin: of Turns."""
+        tapped = {}
+        for layer, block in enumerate(self._blocks):
+            heads = block.qkv(hidden).view(len(hidden), -1, self._dim)
+            hidden = block.feed_forward(block.out(attend(layer, heads, cos, sin, self._kv_heads), hidden))
+            if layer in taps:
+                tapped[layer] = hidden
+        return hidden, tapped
 
 
 class LeanLlama:
@@ -82,24 +98,23 @@ class LeanLlama:
         self.dim: int = config.head_dim
         head = module.get_output_embeddings().weight
         self.four_bit = four_bit
-        if four_bit:
-            self.blocks = []
-            for layer in base.layers:
-                self.blocks.append(Int4Block(self._norms(layer), map(Int4Linear, _weights(layer)), self.eps))
-                for part in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):  # not held twice
-                    part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
+        bits = 4 if four_bit else 16 if own == torch.bfloat16 and _fits_16(base.layers, self.dim) else None
+        norms = [self._norms(layer) for layer in base.layers]
+        if bits:
+            self.layers = NativeLayers(norms, _given_up(base.layers), self.eps, self.kv_heads, self.dim, bits)
         else:
             matrices = [p for p in base.layers.parameters() if p.ndim == 2]
             form = choose(matrices, sum(p.nbytes for p in module.parameters()),
                           (torch.bfloat16, torch.int8) if narrow else ())
-            self.blocks = [Block(self._norms(layer), map(form.linear, _weights(layer)), self.eps)
-                           for layer in base.layers]
-        self.weight_bytes: float = int4.BYTES if four_bit else form.dtype.itemsize
+            blocks = [Block(gains, map(form.linear, _weights(layer)), self.eps)
+                      for gains, layer in zip(norms, base.layers)]
+            self.layers = Blocks(blocks, self.kv_heads, self.dim)
+        self.weight_bytes = self.layers.products[0].weight_bytes
         """Of one weight of a layer."""
-        if not four_bit and own == self.stream:
+        if bits or own != self.stream:
+            self.head = _narrow_head(head.detach(), in_8_bits=bits is not None)
+        else:
             self.head = form.linear(head)
-        else:  # logits of 16 bits would tie: of the head's weights alone 16 bits are held
-            self.head = Fp16Linear(head.detach()) if can_hold_fp16(head) else Linear(head.detach().float())
         theta = config.rope_parameters["rope_theta"]
         self._turns = Turns(lambda positions: _rotary(positions, self.dim, theta, self.stream))
 
@@ -109,13 +124,13 @@ class LeanLlama:
     def first(self, layers: int) -> Self:
         """These first layers, then the same norm and head."""
         made = copy.copy(self)
-        made.blocks = self.blocks[:layers]
+        made.layers = self.layers.first(layers)
         return made
 
     @property
     def products(self) -> list[Product]:
         """Every product by a weight that a pass makes, the head's last."""
-        return [product for block in self.blocks for product in block.products] + [self.head]
+        return [*self.layers.products, self.head]
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
@@ -126,12 +141,7 @@ class LeanLlama:
         Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped layers."""
         hidden = functional.embedding(tokens, self.embedding).to(self.stream)
         cos, sin = self._turns.rows(positions, int(positions.max()) if longest is None else longest)
-        tapped = {}
-        for layer, block in enumerate(self.blocks):
-            heads = block.qkv(hidden).view(len(tokens), -1, self.dim)
-            hidden = block.feed_forward(block.out(attend(layer, heads, cos, sin, self.kv_heads), hidden))
-            if layer in taps:
-                tapped[layer] = hidden
+        hidden, tapped = self.layers(hidden, attend, cos, sin, taps)
         if keep is not None and len(keep) == 0:
             return None, tapped
         kept = hidden if keep is None else hidden[keep]
@@ -177,7 +187,8 @@ def held(shape: ModelShape, precision: str) -> ModelShape:
     """A plain Llama's shape with the bytes that it is held in here, on a CPU."""
     if precision not in ("bf16", "int4"):
         return shape
-    return replace(shape, weight_bytes=2.0 if precision == "bf16" else int4.BYTES, head_bytes=2.0, cache_bytes=4.0,
+    bits, head_bits = (16, 16) if precision == "bf16" else (4, 8)
+    return replace(shape, weight_bytes=bytes_of(bits), head_bytes=bytes_of(head_bits), cache_bytes=4.0,
                    activation_bytes=4.0)
 
 
@@ -196,6 +207,29 @@ def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
     attention, mlp = layer.self_attn, layer.mlp
     return [_merged([attention.q_proj, attention.k_proj, attention.v_proj]), attention.o_proj.weight,
             _merged([mlp.gate_proj, mlp.up_proj]), mlp.down_proj.weight]
+
+
+def _fits_16(layers: Sequence[torch.nn.Module], dim: int) -> bool:
+    """Whether native.c multiplies by these layers' weights in 16 bits."""
+    return dim % 64 == 0 and all(fits(p, 16) for layer in layers for p in layer.parameters() if p.ndim == 2)
+
+
+def _given_up(layers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
+    """Each layer's weights as Block wants them, which the layer then has no more: they are not held twice."""
+    for layer in layers:
+        yield _weights(layer)
+        for part in (m for m in layer.modules() if isinstance(m, torch.nn.Linear)):
+            part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
+
+
+def _narrow_head(weight: torch.Tensor, in_8_bits: bool) -> Product:
+    """Of weights in fewer bits, but with logits in float32: of 16 bits they would tie."""
+    if in_8_bits:
+        with contextlib.suppress(ValueError):
+            product = PackedLinear(weight, 8)
+            bring_together([product])
+            return product
+    return Fp16Linear(weight) if can_hold_fp16(weight) else Linear(weight.float())
 
 
 def _merged(parts: list[torch.nn.Linear]) -> torch.Tensor:

@@ -1,45 +1,75 @@
-/* What a decode step spends its time on, for processors with AVX-512: products with weights of 4 bits, and attention.
-   A row's result does not depend on how many rows there are. */
+/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8 or 16
+   bits, attention, and a decoder's layers made of both. A row's result does not depend on how many rows there are.
 
+   Functions whose names end in _shared are called by every thread of a team; they share the work. */
+
+#define _GNU_SOURCE
+#include <float.h>
 #include <immintrin.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 /* ---- products: out[r, n] = sum over k of x[r, k] * w[n, k]
 
-A weight is cut into blocks of 16 outputs, a block into groups of 32 inputs. A group is 320 bytes:
+A weight is cut into blocks of 16 outputs, a block into groups of 32 inputs. In 16 bits (bfloat16) a group is 1,024
+bytes: number 32 p + 2 n + i is that of input 2 p + i and output n; inputs are rounded to bfloat16. In 8 or 4 bits it is
   16 float16   scale of each output
   16 float16   lowest weight of each output
-  256 bytes    levels 0 to 15: byte 32 p + 2 n + i holds those of inputs 4 p + i (its low half) and 4 p + 2 + i (its
-               high half) of output n, i being 0 or 1
-and w = scale * level + lowest. The 32 inputs of a group are rounded to 16 bits of their largest; their sums with the
-levels are whole numbers, and exact. */
+  its levels   of 8 bits: byte 64 p + 4 n + i is that of input 4 p + i, the i-th of part p, of output n
+               of 4 bits: the same byte holds those of parts p (its low half) and p + 4 (its high half)
+and w = scale * level + lowest. Of the 32 inputs of a group, too, whole numbers of one unit are made: the four of the
+part with the largest have 16 bits, the others 8. Sums of what they give with the levels are exact. */
 
-enum { OUTPUTS = 16, INPUTS = 32, PARTS = INPUTS / 4, GROUP_BYTES = 320, TILE = 8 };
+enum { OUTPUTS = 16, INPUTS = 32, SCALES = 64, PART = 64, TILE = 8, AHEAD = 10240, ROOM = 64, CHAINS = 2 };
 
-/* A group of a row of x. */
+/* A group of a row of x: 32 numbers as whole ones times unit. */
 typedef struct {
-    int16_t inputs[INPUTS];
-    float unit; /* of inputs */
-    float sum;  /* of what they stand for */
+    int8_t low[INPUTS];
+    int8_t high[4]; /* of one part, times 256 and to be added */
+    int32_t part;   /* which */
+    float unit;
+    float sum; /* of what they stand for */
+    char none[ROOM - 48];
 } Group;
 
-/* Twice the levels, less 8: vpermw looks at five bits of an index. */
-static const int16_t LEVELS[32] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7,
-                                   -8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+static long group_bytes(int bits) { return (bits < 16 ? SCALES : 0) + OUTPUTS * INPUTS * bits / 8; }
+
+/* In each four numbers, the largest of them four times. */
+static __m512 largest_of_part(__m512 x)
+{
+    x = _mm512_max_ps(x, _mm512_permute_ps(x, 0xB1));
+    return _mm512_max_ps(x, _mm512_permute_ps(x, 0x4E));
+}
 
 /* 32 numbers as a Group. */
 static void narrow(__m512 first, __m512 second, Group *to)
 {
-    const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
-    const __m512 inverse = _mm512_set1_ps(most > 0 ? 32767 / most : 0);
-    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, inverse));
-    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse));
-    _mm256_storeu_si256((__m256i *)to->inputs, _mm512_cvtepi32_epi16(a));
-    _mm256_storeu_si256((__m256i *)(to->inputs + 16), _mm512_cvtepi32_epi16(b));
-    to->unit = most / 32767;
-    to->sum = to->unit * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+    const __m512 a = largest_of_part(_mm512_abs_ps(first)), b = largest_of_part(_mm512_abs_ps(second));
+    const float most = _mm512_reduce_max_ps(_mm512_max_ps(a, b));
+    const uint32_t where = _mm512_cmpeq_ps_mask(a, _mm512_set1_ps(most))
+                         | (uint32_t)_mm512_cmpeq_ps_mask(b, _mm512_set1_ps(most)) << 16;
+    const int part = __builtin_ctz(where | 1u << 31) / 4;
+    const uint32_t others = ~(15u << 4 * part);
+    const float most_of_others = _mm512_reduce_max_ps(
+        _mm512_max_ps(_mm512_maskz_mov_ps((__mmask16)others, a), _mm512_maskz_mov_ps((__mmask16)(others >> 16), b)));
+    const float unit = fmaxf(most_of_others / 127, most / 32639); /* 127 * 256 + 127 */
+    const __m512 inverse = _mm512_set1_ps(unit > FLT_MIN ? 1 / unit : 0);
+    const __m512i x = _mm512_cvtps_epi32(_mm512_mul_ps(first, inverse));
+    const __m512i y = _mm512_cvtps_epi32(_mm512_mul_ps(second, inverse));
+    const __m512i half = _mm512_set1_epi32(128);
+    int8_t high[INPUTS];
+    _mm_storeu_si128((__m128i *)high, _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(x, half), 8)));
+    _mm_storeu_si128((__m128i *)(high + 16), _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(y, half), 8)));
+    _mm_storeu_si128((__m128i *)to->low, _mm512_cvtepi32_epi8(x)); /* of 16 bits, the last 8 */
+    _mm_storeu_si128((__m128i *)(to->low + 16), _mm512_cvtepi32_epi8(y));
+    memcpy(to->high, high + 4 * part, 4);
+    to->part = part;
+    to->unit = unit;
+    to->sum = unit * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(x, y));
 }
 
 /* 1 / root mean square of n numbers, n a multiple of 16. */
@@ -73,32 +103,44 @@ static __m512 gated(const float *gate, const float *up)
 
 /* One block of outputs for `rows` <= TILE rows of x [rows, groups]. */
 static inline __attribute__((always_inline)) void tile(
-    int rows, long groups, const Group *x, const uint8_t *w, const float *add, float *out, long stride)
+    int bits, int rows, long groups, const Group *x, const uint8_t *w, const float *add, float *out, long stride)
 {
-    const __m512i levels = _mm512_loadu_si512(LEVELS);
+    const __m512i mask = _mm512_set1_epi8(15);
+    uint8_t wide[OUTPUTS * INPUTS] __attribute__((aligned(64))); /* levels of 4 bits as those of 8 lie */
     __m512 total[TILE];
     for (int r = 0; r < rows; r++) total[r] = _mm512_setzero_ps();
-    for (long g = 0; g < groups; g++, w += GROUP_BYTES, x++) {
+    for (long g = 0; g < groups; g++, w += group_bytes(bits), x++) {
+        const uint8_t *levels = w + SCALES, *parts = bits == 4 ? wide : levels;
+        for (long i = 0; i < group_bytes(bits); i += 64)
+            _mm_prefetch((const char *)w + AHEAD + i, _MM_HINT_T0);
         __m512i sum[TILE];
         for (int r = 0; r < rows; r++) sum[r] = _mm512_setzero_si512();
-#pragma GCC unroll 8
-        for (int p = 0; p < PARTS; p++) {
-            const __m512i both = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)(w + 64 + 32 * p)));
-            const __m512i low = _mm512_permutexvar_epi16(both, levels);
-            const __m512i high = _mm512_permutexvar_epi16(_mm512_srli_epi16(both, 4), levels);
+#pragma GCC unroll 4
+        for (int p = 0; p < 4; p++) {
+            __m512i first = _mm512_loadu_si512(levels + PART * p), second;
+            if (bits == 4) {
+                second = _mm512_and_si512(_mm512_srli_epi16(first, 4), mask), first = _mm512_and_si512(first, mask);
+                _mm512_store_si512(wide + PART * p, first);
+                _mm512_store_si512(wide + PART * (p + 4), second);
+            } else
+                second = _mm512_loadu_si512(levels + PART * (p + 4));
             for (int r = 0; r < rows; r++) {
-                const int *pairs = (const int *)x[r * groups].inputs + 2 * p;
-                sum[r] = _mm512_dpwssd_epi32(sum[r], low, _mm512_set1_epi32(pairs[0]));
-                sum[r] = _mm512_dpwssd_epi32(sum[r], high, _mm512_set1_epi32(pairs[1]));
+                const int *low = (const int *)x[r * groups].low + p;
+                sum[r] = _mm512_dpbusd_epi32(sum[r], first, _mm512_set1_epi32(low[0]));
+                sum[r] = _mm512_dpbusd_epi32(sum[r], second, _mm512_set1_epi32(low[4]));
             }
         }
         const __m512 scale = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w));
         const __m512 lowest = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(w + 32)));
-        const __m512 middle = _mm512_fmadd_ps(scale, _mm512_set1_ps(8), lowest);
         for (int r = 0; r < rows; r++) {
-            const __m512 unit = _mm512_mul_ps(scale, _mm512_set1_ps(x[r * groups].unit));
+            const Group *of = x + r * groups;
+            const __m512i part = _mm512_loadu_si512(parts + PART * of->part);
+            const __m512i high = _mm512_dpbusd_epi32(_mm512_setzero_si512(), part,
+                                                     _mm512_set1_epi32(*(const int *)of->high));
+            sum[r] = _mm512_add_epi32(sum[r], _mm512_slli_epi32(high, 8));
+            const __m512 unit = _mm512_mul_ps(scale, _mm512_set1_ps(of->unit));
             total[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum[r]), unit, total[r]);
-            total[r] = _mm512_fmadd_ps(_mm512_set1_ps(x[r * groups].sum), middle, total[r]);
+            total[r] = _mm512_fmadd_ps(_mm512_set1_ps(of->sum), lowest, total[r]);
         }
     }
     for (int r = 0; r < rows; r++) {
@@ -107,59 +149,167 @@ static inline __attribute__((always_inline)) void tile(
     }
 }
 
-static void tile_of(
-    int rows, long groups, const Group *x, const uint8_t *w, const float *add, float *out, long stride)
+#ifdef __AVX512BF16__
+/* 32 numbers rounded to bfloat16. */
+static void round_16(__m512 first, __m512 second, char *to)
 {
-    switch (rows) {
-    case 1: tile(1, groups, x, w, add, out, stride); break;
-    case 2: tile(2, groups, x, w, add, out, stride); break;
-    case 3: tile(3, groups, x, w, add, out, stride); break;
-    case 4: tile(4, groups, x, w, add, out, stride); break;
-    case 5: tile(5, groups, x, w, add, out, stride); break;
-    case 6: tile(6, groups, x, w, add, out, stride); break;
-    case 7: tile(7, groups, x, w, add, out, stride); break;
-    default: tile(8, groups, x, w, add, out, stride);
-    }
+    _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-/* x [rows, inputs] -> out [rows, outputs], which may be `add`.
+/* The same with weights of 16 bits, x [rows, groups, INPUTS]: CHAINS sums, which do not wait for each other. */
+static inline __attribute__((always_inline)) void tile_16(
+    int rows, long groups, const char *x, const uint8_t *w, const float *add, float *out, long stride)
+{
+    __m512 total[TILE][CHAINS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < CHAINS; j++) total[r][j] = _mm512_setzero_ps();
+    for (long p = 0; p < groups * INPUTS / 2; p += CHAINS, w += CHAINS * PART)
+#pragma GCC unroll 2
+        for (int j = 0; j < CHAINS; j++) {
+            const __m512bh part = (__m512bh)_mm512_loadu_si512(w + j * PART);
+            _mm_prefetch((const char *)w + AHEAD + j * PART, _MM_HINT_T0);
+            for (int r = 0; r < rows; r++)
+                total[r][j] = _mm512_dpbf16_ps(
+                    total[r][j], part, (__m512bh)_mm512_set1_epi32(((const int *)(x + r * groups * ROOM))[p + j]));
+        }
+    for (int r = 0; r < rows; r++) {
+        __m512 sum = _mm512_add_ps(total[r][0], total[r][1]);
+        if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
+        _mm512_storeu_ps(out + r * stride, sum);
+    }
+}
+#else /* never called: see native.py */
+static void round_16(__m512 first, __m512 second, char *to) {}
+static void tile_16(int r, long g, const char *x, const uint8_t *w, const float *a, float *o, long s) {}
+#endif
+
+/* One block of outputs, for any number of rows. x: room. */
+static void tiles(int bits, long rows, long groups, const char *x, const uint8_t *w, const float *add, float *out,
+                  long stride)
+{
+#define ROWS(n) \
+    case n: \
+        if (bits == 16) tile_16(n, groups, x, w, add, out, stride); \
+        else if (bits == 8) tile(8, n, groups, (const Group *)x, w, add, out, stride); \
+        else tile(4, n, groups, (const Group *)x, w, add, out, stride); \
+        break;
+    for (; rows > 0; rows -= TILE, x += TILE * groups * ROOM, out += TILE * stride, add += add ? TILE * stride : 0)
+        switch (rows < TILE ? rows : TILE) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+#undef ROWS
+}
+
+/* The matrix unit (AMX), where there is one and this process may use it, multiplies up to MOST rows by weights of 16
+bits in the time of one. */
+
+enum { MOST = 16 };
+static int has_matrix_unit;
+
+/* Asks the system for the matrix unit if it is wanted. Returns whether it is used from now on. */
+int use_matrix_unit(int wanted)
+{
+#ifdef __AMX_BF16__
+    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XTILEDATA = 18 };
+    has_matrix_unit = wanted && syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XTILEDATA) == 0;
+#endif
+    return has_matrix_unit;
+}
+
+#ifdef __AMX_BF16__
+/* Shapes the unit's tiles: 0 for sums [rows, OUTPUTS], 1 for x [rows, INPUTS], 2 for w [INPUTS / 2, OUTPUTS, 2]. */
+static void begin_tiles(long rows)
+{
+    struct {
+        uint8_t palette, start, none[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } shape = {.palette = 1};
+    for (int i = 0; i < 3; i++) shape.bytes[i] = 64, shape.rows[i] = i == 2 || rows > MOST ? 16 : rows;
+    _tile_loadconfig(&shape);
+}
+
+static void end_tiles(void) { _tile_release(); }
+
+/* As tiles, by the matrix unit. x: with room for rows rounded up to MOST, if there are more. */
+static void tiles_of_unit(long rows, long groups, const char *x, const uint8_t *w, const float *add, float *out,
+                          long stride)
+{
+    float sums[MOST * OUTPUTS] __attribute__((aligned(64)));
+    for (long first = 0; first < rows; first += MOST) {
+        _tile_zero(0);
+        for (long g = 0; g < groups; g++) {
+            const uint8_t *of = w + g * group_bytes(16);
+            for (long i = 0; i < group_bytes(16); i += 64) _mm_prefetch((const char *)of + AHEAD + i, _MM_HINT_T0);
+            _tile_loadd(2, of, PART);
+            _tile_loadd(1, x + (first * groups + g) * ROOM, groups * ROOM);
+            _tile_dpbf16ps(0, 1, 2);
+        }
+        _tile_stored(0, sums, OUTPUTS * sizeof(float));
+        for (long r = first; r < rows && r < first + MOST; r++) {
+            __m512 sum = _mm512_load_ps(sums + (r - first) * OUTPUTS);
+            if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
+            _mm512_storeu_ps(out + r * stride, sum);
+        }
+    }
+}
+#else
+static void begin_tiles(long rows) {}
+static void end_tiles(void) {}
+static void tiles_of_unit(long r, long g, const char *x, const uint8_t *w, const float *a, float *o, long s) {}
+#endif
+
+/* x [rows, inputs] -> out [rows, outputs], which may be `add`, by every thread of a team.
 
 gain [inputs], or null: x is divided by its root mean square (eps added to the square) and multiplied by gain first.
-is_gated: x is [rows, 2 * inputs], gates and what they let through. add [rows, outputs], or null, is added to out.
-room: for [rows, inputs / 32] Groups and [rows] numbers. */
-void int4_product(const float *x, long rows, long inputs, const float *gain, float eps, int is_gated, const uint8_t *w,
-                  long outputs, const float *add, float *out, Group *room, int threads)
+is_gated: x is [rows, 2 * inputs], gates and what they let through. bits: of w, 4, 8 or 16. add [rows,
+outputs], or null, is added to out. room: for [rows rounded up to MOST, inputs / 32] times ROOM
+bytes. */
+static void product_shared(const float *x, long rows, long inputs, const float *gain, float eps, int is_gated, int bits,
+                           const uint8_t *w, long outputs, const float *add, float *out, char *room)
 {
     const long groups = inputs / INPUTS, blocks = outputs / OUTPUTS;
-    float *roots = (float *)(room + rows * groups);
-    if (gain)
-        for (long r = 0; r < rows; r++) roots[r] = root(x + r * inputs, inputs, eps);
-#pragma omp parallel num_threads(threads)
-    {
+    long normed = -1;
+    __m512 scale = _mm512_setzero_ps();
 #pragma omp for schedule(static)
-        for (long i = 0; i < rows * groups; i++) {
-            const long r = i / groups, at = i % groups * INPUTS;
-            __m512 first, second;
-            if (is_gated) {
-                const float *gate = x + 2 * r * inputs + at;
-                first = gated(gate, gate + inputs), second = gated(gate + 16, gate + inputs + 16);
-            } else
-                first = _mm512_loadu_ps(x + r * inputs + at), second = _mm512_loadu_ps(x + r * inputs + at + 16);
-            if (gain) {
-                const __m512 scale = _mm512_set1_ps(roots[r]);
-                first = _mm512_mul_ps(_mm512_mul_ps(first, scale), _mm512_loadu_ps(gain + at));
-                second = _mm512_mul_ps(_mm512_mul_ps(second, scale), _mm512_loadu_ps(gain + at + 16));
-            }
-            narrow(first, second, room + i);
+    for (long i = 0; i < rows * groups; i++) {
+        const long r = i / groups, at = i % groups * INPUTS;
+        __m512 first, second;
+        if (is_gated) {
+            const float *gate = x + 2 * r * inputs + at;
+            first = gated(gate, gate + inputs), second = gated(gate + 16, gate + inputs + 16);
+        } else
+            first = _mm512_loadu_ps(x + r * inputs + at), second = _mm512_loadu_ps(x + r * inputs + at + 16);
+        if (gain) {
+            if (normed != r) scale = _mm512_set1_ps(root(x + r * inputs, inputs, eps)), normed = r;
+            first = _mm512_mul_ps(_mm512_mul_ps(first, scale), _mm512_loadu_ps(gain + at));
+            second = _mm512_mul_ps(_mm512_mul_ps(second, scale), _mm512_loadu_ps(gain + at + 16));
         }
-#pragma omp for schedule(static)
-        for (long b = 0; b < blocks; b++)
-            for (long r = 0; r < rows; r += TILE) {
-                const long at = r * outputs + b * OUTPUTS;
-                tile_of(rows - r < TILE ? (int)(rows - r) : TILE, groups, room + r * groups,
-                        w + b * groups * GROUP_BYTES, add ? add + at : 0, out + at, outputs);
-            }
+        if (bits == 16)
+            round_16(first, second, room + i * ROOM);
+        else
+            narrow(first, second, (Group *)(room + i * ROOM));
     }
+    const int by_unit = bits == 16 && has_matrix_unit;
+    if (by_unit) begin_tiles(rows);
+#pragma omp for schedule(static)
+    for (long b = 0; b < blocks; b++) {
+        const uint8_t *block = w + b * groups * group_bytes(bits);
+        const float *add_to = add ? add + b * OUTPUTS : 0;
+        if (by_unit)
+            tiles_of_unit(rows, groups, room, block, add_to, out + b * OUTPUTS, outputs);
+        else
+            tiles(bits, rows, groups, room, block, add_to, out + b * OUTPUTS, outputs);
+    }
+    if (by_unit) end_tiles();
+}
+
+/* x [rows, inputs] -> out [rows, outputs]. bits: of w, 4, 8 or 16. gain [inputs], or null: x goes through an
+RMS norm first. room: for [rows rounded up to MOST, inputs / 32] times ROOM
+bytes. */
+void product(const float *x, long rows, long inputs, const float *gain, float eps, int bits, const uint8_t *w,
+                   long outputs, float *out, char *room, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    product_shared(x, rows, inputs, gain, eps, 0, bits, w, outputs, 0, out, room);
 }
 
 /* ---- attention */
@@ -174,66 +324,177 @@ static void turn(const float *x, const float *cos, const float *sin, long dim, f
     }
 }
 
-/* Softmax of query [dim] with the first n keys [n, dim], times the values. scores: room for n numbers and 16. */
-static void mix(const float *query, const float *keys, const float *values, long n, long dim, float *scores, float *out)
+/* The sum of each of 16 vectors, side by side. */
+static inline __m512 sums(const __m512 *of)
 {
-    const float scale = 1 / sqrtf((float)dim);
-    float most = -INFINITY;
-    for (long c = 0; c < n; c++) {
-        __m512 sum = _mm512_setzero_ps();
-        for (long i = 0; i < dim; i += 16)
-            sum = _mm512_fmadd_ps(_mm512_loadu_ps(query + i), _mm512_loadu_ps(keys + c * dim + i), sum);
-        scores[c] = scale * _mm512_reduce_add_ps(sum);
-        most = scores[c] > most ? scores[c] : most;
-    }
-    for (long c = n; c < n + 16; c++) scores[c] = -INFINITY;
-    __m512 whole = _mm512_setzero_ps();
+    __m512 a[8], b[4], c[2];
+    for (int i = 0; i < 8; i++)
+        a[i] = _mm512_add_ps(_mm512_unpacklo_ps(of[2 * i], of[2 * i + 1]),
+                             _mm512_unpackhi_ps(of[2 * i], of[2 * i + 1]));
+    for (int i = 0; i < 4; i++)
+        b[i] = _mm512_add_ps(_mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0x44),
+                             _mm512_shuffle_ps(a[2 * i], a[2 * i + 1], 0xEE));
+    for (int i = 0; i < 2; i++)
+        c[i] = _mm512_add_ps(_mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0x44),
+                             _mm512_shuffle_f32x4(b[2 * i], b[2 * i + 1], 0xEE));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(c[0], c[1], 0x88), _mm512_shuffle_f32x4(c[0], c[1], 0xDD));
+}
+
+/* The exponentials of n scores less their largest, in place; what is behind them to the next multiple of 16 becomes 0.
+Returns their sum. */
+static float exponentials(float *scores, long n)
+{
+    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
     for (long c = 0; c < n; c += 16) {
-        const __m512 weight = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + c), _mm512_set1_ps(most)));
-        const __m512 kept = _mm512_maskz_mov_ps(n - c < 16 ? (1 << (n - c)) - 1 : 0xffff, weight);
-        whole = _mm512_add_ps(whole, kept);
+        const __mmask16 there = n - c < 16 ? (1 << (n - c)) - 1 : 0xffff;
+        most = _mm512_mask_max_ps(most, there, most, _mm512_loadu_ps(scores + c));
+    }
+    most = _mm512_set1_ps(_mm512_reduce_max_ps(most));
+    for (long c = 0; c < n; c += 16) {
+        const __mmask16 there = n - c < 16 ? (1 << (n - c)) - 1 : 0xffff;
+        const __m512 x = exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + c), most));
+        const __m512 kept = _mm512_maskz_mov_ps(there, x);
+        sum = _mm512_add_ps(sum, kept);
         _mm512_storeu_ps(scores + c, kept);
     }
-    const __m512 share = _mm512_set1_ps(1 / _mm512_reduce_add_ps(whole));
-    for (long i = 0; i < dim; i += 64) {
-        __m512 sum[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
-        for (long c = 0; c < n; c++)
-            for (int j = 0; j < 4; j++)
-                sum[j] = _mm512_fmadd_ps(_mm512_set1_ps(scores[c]), _mm512_loadu_ps(values + c * dim + i + 16 * j),
-                                         sum[j]);
-        for (int j = 0; j < 4; j++) _mm512_storeu_ps(out + i + 16 * j, _mm512_mul_ps(sum[j], share));
+    return _mm512_reduce_add_ps(sum);
+}
+
+enum { QUERIES = 8, COLUMNS = 16 };
+
+/* Queries of one head and one row of the cache: of `count` <= QUERIES tokens one after another, `stride` numbers apart
+like what comes out. keys, values [last_seen rounded up to COLUMNS, dim]: COLUMNS at a time they are read for all.
+scores: room for [count, capacity]. */
+static inline __attribute__((always_inline)) void mix(
+    const float *queries, long count, long stride, long dim, const int64_t *last_seen, const float *keys,
+    const float *values, float *scores, long capacity, float *out)
+{
+    const __m512 scale = _mm512_set1_ps(1 / sqrtf((float)dim));
+    float whole[QUERIES];
+    long longest = 0;
+    for (long t = 0; t < count; t++) longest = last_seen[t] + 1 > longest ? last_seen[t] + 1 : longest;
+    for (long c = 0; c < longest; c += COLUMNS)
+        for (long t = 0; t < count; t++) {
+            if (c > last_seen[t]) continue;
+            const float *query = queries + t * stride;
+            __m512 products[COLUMNS];
+#pragma GCC unroll 16
+            for (int k = 0; k < COLUMNS; k++) {
+                const float *key = keys + (c + k) * dim;
+                products[k] = _mm512_mul_ps(_mm512_loadu_ps(query), _mm512_loadu_ps(key));
+                for (long i = 16; i < dim; i += 16)
+                    products[k] = _mm512_fmadd_ps(_mm512_loadu_ps(query + i), _mm512_loadu_ps(key + i), products[k]);
+            }
+            _mm512_storeu_ps(scores + t * capacity + c, _mm512_mul_ps(sums(products), scale));
+        }
+    for (long t = 0; t < count; t++) {
+        whole[t] = exponentials(scores + t * capacity, last_seen[t] + 1);
+        memset(out + t * stride, 0, dim * sizeof(float));
+    }
+    for (long c = 0; c < longest; c += COLUMNS)
+        for (long t = 0; t < count; t++) {
+            const long some = last_seen[t] + 1 - c < COLUMNS ? last_seen[t] + 1 - c : COLUMNS;
+            const float *score = scores + t * capacity + c;
+            for (long i = 0; i < dim && some > 0; i += 64) {
+                float *to = out + t * stride + i;
+                __m512 even[4], odd[4]; /* columns: two chains of sums */
+                for (int j = 0; j < 4; j++) even[j] = _mm512_loadu_ps(to + 16 * j), odd[j] = _mm512_setzero_ps();
+                for (long k = 0; k < some; k += 2) {
+                    const float *at = values + (c + k) * dim + i;
+                    for (int j = 0; j < 4; j++)
+                        even[j] = _mm512_fmadd_ps(_mm512_set1_ps(score[k]), _mm512_loadu_ps(at + 16 * j), even[j]);
+                    for (int j = 0; j < 4 && k + 1 < some; j++)
+                        odd[j] = _mm512_fmadd_ps(_mm512_set1_ps(score[k + 1]), _mm512_loadu_ps(at + dim + 16 * j),
+                                                 odd[j]);
+                }
+                for (int j = 0; j < 4; j++) _mm512_storeu_ps(to + 16 * j, _mm512_add_ps(even[j], odd[j]));
+            }
+        }
+    for (long t = 0; t < count; t++)
+        for (long i = 0; i < dim; i += 16) {
+            float *to = out + t * stride + i;
+            _mm512_storeu_ps(to, _mm512_mul_ps(_mm512_loadu_ps(to), _mm512_set1_ps(1 / whole[t])));
+        }
+}
+
+/* The tokens of a pass, the tables of their positions, and where their rows' keys and values are. */
+typedef struct {
+    long tokens, heads, kv_heads, dim; /* dim: a multiple of 64 */
+    const float *cos, *sin;            /* [tokens, dim], the first half of sin negated */
+    const int64_t *slots, *positions, *last_seen; /* [tokens]; last_seen: the last position that each sees */
+    long capacity;                     /* a multiple of 16, of keys and values [slots, kv_heads, capacity, dim] */
+    float *queries;                    /* room for [tokens, heads, dim] */
+    float *scores;                     /* room for [threads, QUERIES, capacity] */
+} Pass;
+
+/* A pass's queries, keys and values [tokens, heads + 2 * kv_heads, dim]: turned, stored at the slots and positions of
+their tokens in keys and values, and attended to, by every thread of a team. out [tokens, heads, dim]. */
+static void attend_shared(const Pass *p, const float *packed, float *keys, float *values, float *out)
+{
+    const long dim = p->dim, heads = p->heads, kv_heads = p->kv_heads, shared = heads / kv_heads;
+#pragma omp for schedule(static)
+    for (long i = 0; i < p->tokens * (heads + kv_heads); i++) {
+        const long t = i / (heads + kv_heads), h = i % (heads + kv_heads);
+        const float *mine = packed + (t * (heads + 2 * kv_heads) + h) * dim;
+        if (h < heads) {
+            turn(mine, p->cos + t * dim, p->sin + t * dim, dim, p->queries + (t * heads + h) * dim);
+            continue;
+        }
+        const long at = ((p->slots[t] * kv_heads + h - heads) * p->capacity + p->positions[t]) * dim;
+        turn(mine, p->cos + t * dim, p->sin + t * dim, dim, keys + at);
+        memcpy(values + at, mine + kv_heads * dim, dim * sizeof(float));
+    }
+    const long chunks = (p->tokens + QUERIES - 1) / QUERIES;
+    float *scores = p->scores + omp_get_thread_num() * QUERIES * p->capacity;
+#pragma omp for schedule(dynamic)
+    for (long i = 0; i < chunks * heads; i++) {
+        const long h = i % heads, kv = h / shared, end = (i / heads + 1) * QUERIES;
+        for (long t = end - QUERIES, some; t < end && t < p->tokens; t += some) {
+            for (some = 1; t + some < end && t + some < p->tokens && p->slots[t + some] == p->slots[t]; some++);
+            const long at = (p->slots[t] * kv_heads + kv) * p->capacity * dim, to = (t * heads + h) * dim;
+            if (dim == 64)
+                mix(p->queries + to, some, heads * dim, 64, p->last_seen + t, keys + at, values + at, scores,
+                    p->capacity, out + to);
+            else
+                mix(p->queries + to, some, heads * dim, dim, p->last_seen + t, keys + at, values + at, scores,
+                    p->capacity, out + to);
+        }
     }
 }
 
-/* A pass's queries, keys and values [tokens, heads + 2 * kv_heads, dim], dim a multiple of 64: turned, stored at the
-slots and positions of their tokens in keys and values [slots, kv_heads, capacity, dim], and attended to.
-
-cos, sin [tokens, dim], the first half of sin negated. last_seen: the last position that each token sees. out [tokens,
-heads, dim]. room: for [tokens, heads, dim] turned queries and, for each thread, room_of_thread numbers: 16 more than a
-row has positions. */
-void attend(const float *packed, long tokens, long heads, long kv_heads, long dim, const float *cos, const float *sin,
-            const int64_t *slots, const int64_t *positions, const int64_t *last_seen, float *keys, float *values,
-            long capacity, float *out, float *room, long room_of_thread, int threads)
+void attend(const Pass *pass, const float *packed, float *keys, float *values, float *out, int threads)
 {
-    float *scores = room + tokens * heads * dim;
 #pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-        for (long t = 0; t < tokens; t++) {
-            const float *mine = packed + t * (heads + 2 * kv_heads) * dim, *c = cos + t * dim, *s = sin + t * dim;
-            for (long h = 0; h < heads; h++) turn(mine + h * dim, c, s, dim, room + (t * heads + h) * dim);
-            for (long h = 0; h < kv_heads; h++) {
-                const long at = ((slots[t] * kv_heads + h) * capacity + positions[t]) * dim;
-                turn(mine + (heads + h) * dim, c, s, dim, keys + at);
-                for (long i = 0; i < dim; i++) values[at + i] = mine[(heads + kv_heads + h) * dim + i];
-            }
-        }
-#pragma omp for schedule(dynamic)
-        for (long i = 0; i < tokens * heads; i++) {
-            const long t = i / heads, h = i % heads / (heads / kv_heads);
-            const long at = (slots[t] * kv_heads + h) * capacity * dim;
-            mix(room + i * dim, keys + at, values + at, last_seen[t] + 1, dim,
-                scores + omp_get_thread_num() * room_of_thread, out + i * dim);
+    attend_shared(pass, packed, keys, values, out);
+}
+
+/* ---- a decoder's layers */
+
+/* One layer: gains of its norms, its weights, keys and values, and where its output goes beside (or null). */
+typedef struct {
+    const float *norm_1, *norm_2;
+    const uint8_t *qkv, *out, *gate_up, *down;
+    float *keys, *values, *tap;
+} Layer;
+
+/* x [tokens, hidden] through `count` layers, in place. inner: numbers that the gates let through. bits: of the weights.
+numbers: room for [tokens, heads + 2 kv_heads, dim], [tokens, heads, dim] and [tokens, 2 inner] ones; room: of the
+product with the most inputs. */
+void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
+                   int bits, float *numbers, char *room, int threads)
+{
+    const long tokens = pass->tokens, mixed = pass->heads * pass->dim, packed = mixed + 2 * pass->kv_heads * pass->dim;
+    float *heads = numbers, *attended = heads + tokens * packed, *gates = attended + tokens * mixed;
+#pragma omp parallel num_threads(threads)
+    for (const Layer *of = layers; of < layers + count; of++) {
+        product_shared(x, tokens, hidden, of->norm_1, eps, 0, bits, of->qkv, packed, 0, heads, room);
+        attend_shared(pass, heads, of->keys, of->values, attended);
+        product_shared(attended, tokens, mixed, 0, 0, 0, bits, of->out, hidden, x, x, room);
+        product_shared(x, tokens, hidden, of->norm_2, eps, 0, bits, of->gate_up, 2 * inner, 0, gates, room);
+        product_shared(gates, tokens, inner, 0, 0, 1, bits, of->down, hidden, x, x, room);
+        if (of->tap) {
+#pragma omp single
+            memcpy(of->tap, x, tokens * hidden * sizeof(float));
         }
     }
 }

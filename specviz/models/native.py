@@ -23,41 +23,71 @@ from specviz import paths
 from specviz.errors import SpecVizError
 
 _UNITS = ("avx512_f", "avx512_bw", "avx512_vnni")
+_UNITS_16 = "avx512_bf16"
+"""For weights of 16 bits alone"""
 _FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC", "-fopenmp", "-mavx512f", "-mavx512bw", "-mavx512vnni", "-mfma",
           "-mf16c")
+_FLAGS_16 = ("-mavx512bf16",)
+_UNITS_MATRIX = ("amx_tile", "amx_bf16")
+"""Which serve those, where they are"""
+_FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
 _SOURCE = Path(__file__).with_name("native.c")
 _LOG = logging.getLogger(__name__)
 _POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
+QUERIES = 8
+"""As in native.c: tokens that attend together"""
+
+
+class Pass(ctypes.Structure):
+    """The Pass of native.c."""
+
+    _fields_ = [(n, _SIZE) for n in ("tokens", "heads", "kv_heads", "dim")] + [
+        (n, _POINTER) for n in ("cos", "sin", "slots", "positions", "last_seen")] + [
+        ("capacity", _SIZE), ("queries", _POINTER), ("scores", _POINTER)]
+
+
+class Layer(ctypes.Structure):
+    """The Layer of native.c."""
+
+    _fields_ = [(n, _POINTER) for n in ("norm_1", "norm_2", "qkv", "out", "gate_up", "down", "keys", "values", "tap")]
+
+
+_ARGUMENTS = {
+    "product": [_POINTER, _SIZE, _SIZE, _POINTER, _NUMBER, _FLAG, _POINTER, _SIZE, _POINTER, _POINTER, _FLAG],
+    "attend": [_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _FLAG],
+    "decode_layers": [_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _NUMBER, _FLAG, _POINTER, _POINTER, _FLAG],
+}
+
+
+def kernels(bits: int = 4) -> ctypes.CDLL | None:
+    """The functions of native.c, for weights of so many bits; None where there are none."""
+    return None if why_not(bits) else _loaded()
+
 
 @functools.lru_cache(maxsize=1)
-def int4_product():
-    """The function of that name in native.c; None where there is none."""
-    return _function("int4_product", [_POINTER, _SIZE, _SIZE, _POINTER, _NUMBER, _FLAG, _POINTER, _SIZE, _POINTER,
-                                      _POINTER, _POINTER, _FLAG])
+def _loaded() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_library()))
+    for name, types in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    library.use_matrix_unit(True)
+    return library
 
 
-@functools.lru_cache(maxsize=1)
-def attend():
-    """The function of that name in native.c; None where there is none."""
-    return _function("attend", [_POINTER, _SIZE, _SIZE, _SIZE, _SIZE, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER,
-                                _POINTER, _POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _FLAG])
-
-
-def _function(name: str, types: list):
-    if why_not():
-        return None
-    function = getattr(ctypes.CDLL(str(_library())), name)
-    function.argtypes, function.restype = types, None
-    return function
-
-
-@functools.lru_cache(maxsize=1)
-def why_not() -> str:
-    """Why there are no kernels here, in words that follow "it needs"; "" where there are."""
+def _has(*units: str) -> bool:
     able = torch.cpu.get_capabilities()
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not all(able.get(unit) for unit in _UNITS):
+    return all(able.get(unit) for unit in units)
+
+
+@functools.lru_cache
+def why_not(bits: int = 4) -> str:
+    """Why there are no kernels here for weights of so many bits, in words that follow "it needs"; "" where there are.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not _has(*_UNITS):
         return "Linux on a processor with AVX-512 VNNI units"
+    if bits == 16:
+        return why_not() or ("" if _has(_UNITS_16) else "a processor with AVX-512 BF16 units")
     try:
         if not (library := _library()).exists():
             _compile(library)
@@ -67,9 +97,13 @@ def why_not() -> str:
     return ""
 
 
+def _flags() -> tuple[str, ...]:
+    return _FLAGS + (_FLAGS_16 if _has(_UNITS_16) else ()) + (_FLAGS_MATRIX if _has(*_UNITS_MATRIX) else ())
+
+
 def _library() -> Path:
     """Where the compiled kernel lies: by what it is made of."""
-    made_of = repr((_FLAGS, torch.__version__)).encode() + _SOURCE.read_bytes()
+    made_of = repr((_flags(), torch.__version__)).encode() + _SOURCE.read_bytes()
     return paths.home() / "kernels" / f"native-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
 
 
@@ -81,6 +115,6 @@ def _compile(to: Path) -> None:
     openmp = sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))
     with tempfile.TemporaryDirectory(dir=to.parent) as work:
         made = Path(work) / to.name
-        subprocess.run([compiler, *_FLAGS, str(_SOURCE), *map(str, openmp), "-lm", "-o", str(made)], check=True,
+        subprocess.run([compiler, *_flags(), str(_SOURCE), *map(str, openmp), "-lm", "-o", str(made)], check=True,
                        capture_output=True, text=True, timeout=60)
         os.replace(made, to)
