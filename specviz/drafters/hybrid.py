@@ -8,6 +8,7 @@ survives, given that all before it did. Knows no training.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import accumulate
 
@@ -74,7 +75,7 @@ class HybridDrafter(ParallelDrafter):
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """The block pass, and the serial head with one more pass over the draft vocabulary's head per slot."""
         block = super()._cost(requests, counts)
-        serial, head = sum(p.numel() for p in self.net.serial.parameters()), self.lean.head.weight.numel()
+        serial, head = sum(p.numel() for p in self.net.serial.parameters()), math.prod(self.lean.head.shape)
         read = round(self.lean.weight_bytes * serial + self.lean.head.weight_bytes * head)
         return Cost(block.flops + 2 * (serial + head) * sum(counts), block.bytes + read * max(counts))
 

@@ -39,7 +39,8 @@ class LeanBlock:
         in_4_bits = size >= SMALL_BYTES and c.head_dim % 64 == 0 and all(fits(p, 4) for p in matrices if p.shape[0] > 1)
         product = partial(PackedLinear, bits=4, nearest=True) if in_4_bits else form.linear
         self.embedding = target.embedding
-        self.head = form.linear(target.head[net.draft_ids].float())
+        head = target.head[net.draft_ids].float()
+        self.head = PackedLinear(head, 8, nearest=True) if in_4_bits else form.linear(head)
         self.fuse, self.fuse_gain = product(net.fuse.weight), net.fuse_norm.weight
         self.inputs = product(torch.cat([net.anchor_in.weight, net.mask_in.weight]))
         self.masks, self.gain = net.masks, net.norm.weight

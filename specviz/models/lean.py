@@ -98,10 +98,13 @@ class LeanLlama:
         self.dim: int = config.head_dim
         head = module.get_output_embeddings().weight
         self.four_bit = four_bit
-        bits = 4 if four_bit else 16 if own == torch.bfloat16 and _fits_16(base.layers, self.dim) else None
+        bits = 4 if four_bit else 8 if narrow else 16 if own == torch.bfloat16 else None
+        if bits and not four_bit and not _fits(base.layers, self.dim, bits):
+            bits = None
         norms = [self._norms(layer) for layer in base.layers]
         if bits:
-            self.layers = NativeLayers(norms, _given_up(base.layers), self.eps, self.kv_heads, self.dim, bits)
+            self.layers = NativeLayers(norms, _given_up(base.layers), self.eps, self.kv_heads, self.dim, bits,
+                                       nearest=narrow)
         else:
             matrices = [p for p in base.layers.parameters() if p.ndim == 2]
             form = choose(matrices, sum(p.nbytes for p in module.parameters()),
@@ -112,7 +115,7 @@ class LeanLlama:
         self.weight_bytes = self.layers.products[0].weight_bytes
         """Of one weight of a layer."""
         if bits or own != self.stream:
-            self.head = _narrow_head(head.detach(), in_8_bits=bits is not None)
+            self.head = _narrow_head(head.detach(), in_8_bits=bits is not None, nearest=narrow)
         else:
             self.head = form.linear(head)
         theta = config.rope_parameters["rope_theta"]
@@ -209,9 +212,9 @@ def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
             _merged([mlp.gate_proj, mlp.up_proj]), mlp.down_proj.weight]
 
 
-def _fits_16(layers: Sequence[torch.nn.Module], dim: int) -> bool:
-    """Whether native.c multiplies by these layers' weights in 16 bits."""
-    return dim % 64 == 0 and all(fits(p, 16) for layer in layers for p in layer.parameters() if p.ndim == 2)
+def _fits(layers: Sequence[torch.nn.Module], dim: int, bits: int) -> bool:
+    """Whether native.c multiplies by these layers' weights in so many bits."""
+    return dim % 64 == 0 and all(fits(p, bits) for layer in layers for p in layer.parameters() if p.ndim == 2)
 
 
 def _given_up(layers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
@@ -222,11 +225,11 @@ def _given_up(layers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]
             part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
 
-def _narrow_head(weight: torch.Tensor, in_8_bits: bool) -> Product:
+def _narrow_head(weight: torch.Tensor, in_8_bits: bool, nearest: bool) -> Product:
     """Of weights in fewer bits, but with logits in float32: of 16 bits they would tie."""
     if in_8_bits:
         with contextlib.suppress(ValueError):
-            product = PackedLinear(weight, 8)
+            product = PackedLinear(weight, 8, nearest)
             bring_together([product])
             return product
     return Fp16Linear(weight) if can_hold_fp16(weight) else Linear(weight.float())
