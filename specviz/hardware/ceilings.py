@@ -1,9 +1,9 @@
 """The two roofs of a device, measured: how fast it streams memory, and how fast it multiplies matrices.
 
-Bandwidth is a reduction (the better of sum and maximum) over a buffer far larger than any processor cache: the
-read of weights is exactly that, with nothing to keep. Throughput is a large square matrix product in the
-precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant ones). Both are
-warm and repeated in turn. A repetition is the best of a few calls, because other programs can only slow a call
+Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
+larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
+matrix product in the precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant
+ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls, because other programs can only slow a call
 down; the result is the median of the repetitions, with the lowest and the highest. How much other programs used the
 device meanwhile is kept beside it, so that a screen can say when the roofs are too low.
 """
@@ -16,6 +16,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -23,11 +24,12 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import facts, monitor
 from specviz.hardware.machine import device_name, synchronise
 from specviz.hardware.memory import free_memory_bytes
+from specviz.models import native
+from specviz.models.packed import PackedLinear
 from specviz.trace import Ceilings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int4": torch.float32}
-"""Precisions that can be measured, by the name used on screen and on the command line. int4 is how weights are held:
-its kernel multiplies as many numbers a cycle as fp32 (vpdpwssd on one port, fused multiply-adds on two)."""
+"""Precisions that can be measured, by the name used on screen and on the command line, with the type of their inputs."""
 _BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30, "mps": 512 * 2**20}
 _WIDEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 _CALLS = 3
@@ -64,9 +66,8 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
     began, budget = time.perf_counter(), _SECONDS[quick]
     tell(0.0, "Preparing")
     others = load_of_others(device)
-    # written once, so that every page is really there
-    buffer = torch.ones(_room(device, _BUFFER_BYTES[kind]) // dtype.itemsize, dtype=dtype, device=device)
-    left, right, work = _product(device, kind, dtype, halt)
+    buffer, readers = _readers(device, kind, dtype)
+    multiply, work = _product(device, kind, precision, halt)
     reads: list[float] = []
     products: list[float] = []
     least, most = _REPEATS[quick]
@@ -77,10 +78,10 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
                 break
             _check(halt)
             tell(min(0.99, max(repeat / most, spent / budget)), "Measuring streaming read and matrix product")
-            best = min(_best(device, reduce, buffer) for reduce in (torch.sum, torch.amax))
+            best = min(_best(device, read) for read in readers)
             reads.append(buffer.nbytes / best)
             _check(halt)
-            products.append(work / _best(device, torch.mm, left, right))
+            products.append(work / _best(device, multiply))
     # the first of each is the warm-up
     reads, products = reads[1:], products[1:]
     result = Ceilings(device=device, precision=precision, bandwidth=statistics.median(reads),
@@ -182,36 +183,53 @@ def _room(device: str, wish: int) -> int:
     return max(2**25, min(wish, free // 4))
 
 
-def _product(device: str, kind: str, dtype: torch.dtype, halt: Callable[[], bool]):
-    """Two square matrices large enough to be limited by arithmetic, and the FLOPs of their product.
+def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:
+    """A buffer, and ways to read all of it."""
+    size = _room(device, _BUFFER_BYTES[kind])
+    kernels = native.kernels() if kind == "cpu" else None
+    if kernels is None:
+        buffer = torch.empty(size, dtype=torch.uint8, device=device)
+    else:
+        buffer = native.large_pages(size)
+    numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
+    readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
+    if kernels:
+        readers.append(partial(kernels.stream, numbers.data_ptr(), numbers.nbytes, torch.get_num_threads()))
+    return numbers, readers
+
+
+def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -> tuple[Callable[[], object], int]:
+    """A product of two square matrices large enough to be limited by arithmetic, and its FLOPs.
 
     The size grows from small, because a precision that the processor lacks can be a thousand times slower.
     """
     generator = torch.Generator().manual_seed(0)
-    width = 256
+    dtype, width = DTYPES[precision], 256
     while True:
         _check(halt)
         left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
-        took = _best(device, torch.mm, left, right)
+        by_own_kernel = precision == "int4" and kind == "cpu" and native.kernels() is not None
+        multiply = partial(PackedLinear(right, 4, nearest=True), left) if by_own_kernel else partial(torch.mm, left, right)
+        took = _best(device, multiply)
         enough = _PRODUCT_SECONDS if width >= _LEAST_WIDTH else _SLOW_SECONDS
         if took >= enough or width >= _WIDEST[kind]:
-            return left, right, 2 * width**3
+            return multiply, 2 * width**3
         width *= 2
 
 
-def _best(device: str, operation: Callable, *arguments: torch.Tensor) -> float:
+def _best(device: str, operation: Callable[[], object]) -> float:
     """Seconds of the fastest of a few calls."""
-    return min(_seconds(device, operation, *arguments) for _ in range(_CALLS))
+    return min(_seconds(device, operation) for _ in range(_CALLS))
 
 
-def _seconds(device: str, operation: Callable, *arguments: torch.Tensor) -> float:
+def _seconds(device: str, operation: Callable[[], object]) -> float:
     """One call, from an idle device to its end.
 
     A GPU's launch takes microseconds, its work here milliseconds, so the host's clock serves for all devices.
     """
     synchronise(device)
     began = time.perf_counter()
-    operation(*arguments)
+    operation()
     synchronise(device)
     return time.perf_counter() - began
 

@@ -98,7 +98,7 @@ class LeanLlama:
         self.dim: int = config.head_dim
         head = module.get_output_embeddings().weight
         self.four_bit = four_bit
-        bits = 4 if four_bit else 8 if narrow else 16 if own == torch.bfloat16 else None
+        bits = 4 if four_bit else 8 if narrow else {torch.bfloat16: 16, torch.float32: 32}.get(own)
         if bits and not four_bit and not _fits(base.layers, self.dim, bits):
             bits = None
         norms = [self._norms(layer) for layer in base.layers]
@@ -114,10 +114,10 @@ class LeanLlama:
             self.layers = Blocks(blocks, self.kv_heads, self.dim)
         self.weight_bytes = self.layers.products[0].weight_bytes
         """Of one weight of a layer."""
-        if bits or own != self.stream:
-            self.head = _narrow_head(head.detach(), in_8_bits=bits is not None, nearest=narrow)
+        if bits:
+            self.head = _head(head.detach(), 32 if bits == 32 else 8, nearest=narrow)
         else:
-            self.head = form.linear(head)
+            self.head = form.linear(head) if own == self.stream else _head(head.detach(), 16)
         theta = config.rope_parameters["rope_theta"]
         self._turns = Turns(lambda positions: _rotary(positions, self.dim, theta, self.stream))
 
@@ -190,9 +190,8 @@ def held(shape: ModelShape, precision: str) -> ModelShape:
     """A plain Llama's shape with the bytes that it is held in here, on a CPU."""
     if precision not in ("bf16", "int4"):
         return shape
-    bits, head_bits = (16, 16) if precision == "bf16" else (4, 8)
-    return replace(shape, weight_bytes=bytes_of(bits), head_bytes=bytes_of(head_bits), cache_bytes=4.0,
-                   activation_bytes=4.0)
+    return replace(shape, weight_bytes=bytes_of(16 if precision == "bf16" else 4), head_bytes=bytes_of(8),
+                   cache_bytes=4.0, activation_bytes=4.0)
 
 
 def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -225,14 +224,15 @@ def _given_up(layers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]
             part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
 
 
-def _narrow_head(weight: torch.Tensor, in_8_bits: bool, nearest: bool) -> Product:
-    """Of weights in fewer bits, but with logits in float32: of 16 bits they would tie."""
-    if in_8_bits:
+def _head(weight: torch.Tensor, bits: int, nearest: bool = False) -> Product:
+    """Of weights in so many bits if they were published in 8 or are to be in 32, otherwise in float16 if they fit it;
+    always with logits in float32, as in 16 bits these would tie."""
+    if bits != 16:
         with contextlib.suppress(ValueError):
-            product = PackedLinear(weight, 8, nearest)
+            product = PackedLinear(weight, bits, nearest)
             bring_together([product])
             return product
-    return Fp16Linear(weight) if can_hold_fp16(weight) else Linear(weight.float())
+    return Fp16Linear(weight) if bits != 32 and can_hold_fp16(weight) else Linear(weight.float())
 
 
 def _merged(parts: list[torch.nn.Linear]) -> torch.Tensor:

@@ -1,5 +1,5 @@
-/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8 or 16
-   bits, attention, and a decoder's layers made of both. A row's result does not depend on how many rows there are.
+/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8, 16 or
+   32 bits, attention, and a decoder's layers made of both. A row's result does not depend on how many rows there are.
 
    Functions whose names end in _shared are called by every thread of a team; they share the work. */
 
@@ -15,8 +15,9 @@
 
 /* ---- products: out[r, n] = sum over k of x[r, k] * w[n, k]
 
-A weight is cut into blocks of 16 outputs, a block into groups of 32 inputs. In 16 bits (bfloat16) a group is 1,024
-bytes: number 32 p + 2 n + i is that of input 2 p + i and output n; inputs are rounded to bfloat16. In 8 or 4 bits it is
+A weight is cut into blocks of 16 outputs, a block into groups of 32 inputs. In 32 bits number 16 k + n of a group is
+that of input k and output n. In 16 bits (bfloat16) number 32 p + 2 n + i is that of input 2 p + i and output n; inputs
+are rounded to bfloat16. In 8 or 4 bits a group is
   16 float16   scale of each output
   16 float16   lowest weight of each output
   its levels   of 8 bits: byte 64 p + 4 n + i is that of input 4 p + i, the i-th of part p, of output n
@@ -24,7 +25,7 @@ bytes: number 32 p + 2 n + i is that of input 2 p + i and output n; inputs are r
 and w = scale * level + lowest. Of the 32 inputs of a group, too, whole numbers of one unit are made: the four of the
 part with the largest have 16 bits, the others 8. Sums of what they give with the levels are exact. */
 
-enum { OUTPUTS = 16, INPUTS = 32, SCALES = 64, PART = 64, TILE = 8, AHEAD = 10240, ROOM = 64, CHAINS = 2 };
+enum { OUTPUTS = 16, INPUTS = 32, SCALES = 64, PART = 64, TILE = 8, AHEAD = 10240, CHAINS = 2 };
 
 /* A group of a row of x: 32 numbers as whole ones times unit. */
 typedef struct {
@@ -33,10 +34,11 @@ typedef struct {
     int32_t part;   /* which */
     float unit;
     float sum; /* of what they stand for */
-    char none[ROOM - 48];
 } Group;
 
+/* Bytes of a group of a weight, and of one of a row of x. */
 static long group_bytes(int bits) { return (bits < 16 ? SCALES : 0) + OUTPUTS * INPUTS * bits / 8; }
+static long room_bytes(int bits) { return bits < 16 ? sizeof(Group) : INPUTS * bits / 8; }
 
 /* In each four numbers, the largest of them four times. */
 static __m512 largest_of_part(__m512 x)
@@ -149,6 +151,28 @@ static inline __attribute__((always_inline)) void tile(
     }
 }
 
+/* The same with weights and x [rows, groups, INPUTS] of 32 bits: CHAINS sums, which do not wait for each other. */
+static inline __attribute__((always_inline)) void tile_32(
+    int rows, long groups, const float *x, const uint8_t *w, const float *add, float *out, long stride)
+{
+    __m512 total[TILE][CHAINS];
+    for (int r = 0; r < rows; r++)
+        for (int j = 0; j < CHAINS; j++) total[r][j] = _mm512_setzero_ps();
+    for (long k = 0; k < groups * INPUTS; k += CHAINS, w += CHAINS * PART)
+#pragma GCC unroll 2
+        for (int j = 0; j < CHAINS; j++) {
+            const __m512 part = _mm512_loadu_ps(w + j * PART);
+            _mm_prefetch((const char *)w + AHEAD + j * PART, _MM_HINT_T0);
+            for (int r = 0; r < rows; r++)
+                total[r][j] = _mm512_fmadd_ps(part, _mm512_set1_ps(x[r * groups * INPUTS + k + j]), total[r][j]);
+        }
+    for (int r = 0; r < rows; r++) {
+        __m512 sum = _mm512_add_ps(total[r][0], total[r][1]);
+        if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
+        _mm512_storeu_ps(out + r * stride, sum);
+    }
+}
+
 #ifdef __AVX512BF16__
 /* 32 numbers rounded to bfloat16. */
 static void round_16(__m512 first, __m512 second, char *to)
@@ -156,7 +180,7 @@ static void round_16(__m512 first, __m512 second, char *to)
     _mm512_storeu_si512(to, (__m512i)_mm512_cvtne2ps_pbh(second, first));
 }
 
-/* The same with weights of 16 bits, x [rows, groups, INPUTS]: CHAINS sums, which do not wait for each other. */
+/* The same with weights and x of 16 bits. */
 static inline __attribute__((always_inline)) void tile_16(
     int rows, long groups, const char *x, const uint8_t *w, const float *add, float *out, long stride)
 {
@@ -170,7 +194,7 @@ static inline __attribute__((always_inline)) void tile_16(
             _mm_prefetch((const char *)w + AHEAD + j * PART, _MM_HINT_T0);
             for (int r = 0; r < rows; r++)
                 total[r][j] = _mm512_dpbf16_ps(
-                    total[r][j], part, (__m512bh)_mm512_set1_epi32(((const int *)(x + r * groups * ROOM))[p + j]));
+                    total[r][j], part, (__m512bh)_mm512_set1_epi32(((const int *)(x + r * groups * room_bytes(16)))[p + j]));
         }
     for (int r = 0; r < rows; r++) {
         __m512 sum = _mm512_add_ps(total[r][0], total[r][1]);
@@ -189,11 +213,12 @@ static void tiles(int bits, long rows, long groups, const char *x, const uint8_t
 {
 #define ROWS(n) \
     case n: \
-        if (bits == 16) tile_16(n, groups, x, w, add, out, stride); \
+        if (bits == 32) tile_32(n, groups, (const float *)x, w, add, out, stride); \
+        else if (bits == 16) tile_16(n, groups, x, w, add, out, stride); \
         else if (bits == 8) tile(8, n, groups, (const Group *)x, w, add, out, stride); \
         else tile(4, n, groups, (const Group *)x, w, add, out, stride); \
         break;
-    for (; rows > 0; rows -= TILE, x += TILE * groups * ROOM, out += TILE * stride, add += add ? TILE * stride : 0)
+    for (; rows > 0; rows -= TILE, x += TILE * groups * room_bytes(bits), out += TILE * stride, add += add ? TILE * stride : 0)
         switch (rows < TILE ? rows : TILE) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
 #undef ROWS
 }
@@ -240,7 +265,7 @@ static void tiles_of_unit(long rows, long groups, const char *x, const uint8_t *
             const uint8_t *of = w + g * group_bytes(16);
             for (long i = 0; i < group_bytes(16); i += 64) _mm_prefetch((const char *)of + AHEAD + i, _MM_HINT_T0);
             _tile_loadd(2, of, PART);
-            _tile_loadd(1, x + (first * groups + g) * ROOM, groups * ROOM);
+            _tile_loadd(1, x + (first * groups + g) * room_bytes(16), groups * room_bytes(16));
             _tile_dpbf16ps(0, 1, 2);
         }
         _tile_stored(0, sums, OUTPUTS * sizeof(float));
@@ -260,9 +285,9 @@ static void tiles_of_unit(long r, long g, const char *x, const uint8_t *w, const
 /* x [rows, inputs] -> out [rows, outputs], which may be `add`, by every thread of a team.
 
 gain [inputs], or null: x is divided by its root mean square (eps added to the square) and multiplied by gain first.
-is_gated: x is [rows, 2 * inputs], gates and what they let through. bits: of w, 4, 8 or 16. add [rows,
-outputs], or null, is added to out. room: for [rows rounded up to MOST, inputs / 32] times ROOM
-bytes. */
+is_gated: x is [rows, 2 * inputs], gates and what they let through. bits: of w, 4, 8, 16 or 32. add [rows,
+outputs], or null, is added to out. room: for [rows rounded up to MOST, inputs / 32]
+times room_bytes. */
 static void product_shared(const float *x, long rows, long inputs, const float *gain, float eps, int is_gated, int bits,
                            const uint8_t *w, long outputs, const float *add, float *out, char *room)
 {
@@ -283,10 +308,13 @@ static void product_shared(const float *x, long rows, long inputs, const float *
             first = _mm512_mul_ps(_mm512_mul_ps(first, scale), _mm512_loadu_ps(gain + at));
             second = _mm512_mul_ps(_mm512_mul_ps(second, scale), _mm512_loadu_ps(gain + at + 16));
         }
-        if (bits == 16)
-            round_16(first, second, room + i * ROOM);
+        char *to = room + i * room_bytes(bits);
+        if (bits == 32)
+            _mm512_storeu_ps(to, first), _mm512_storeu_ps(to + 64, second);
+        else if (bits == 16)
+            round_16(first, second, to);
         else
-            narrow(first, second, (Group *)(room + i * ROOM));
+            narrow(first, second, (Group *)to);
     }
     const int by_unit = bits == 16 && has_matrix_unit;
     if (by_unit) begin_tiles(rows);
@@ -302,9 +330,9 @@ static void product_shared(const float *x, long rows, long inputs, const float *
     if (by_unit) end_tiles();
 }
 
-/* x [rows, inputs] -> out [rows, outputs]. bits: of w, 4, 8 or 16. gain [inputs], or null: x goes through an
-RMS norm first. room: for [rows rounded up to MOST, inputs / 32] times ROOM
-bytes. */
+/* x [rows, inputs] -> out [rows, outputs]. bits: of w, 4, 8, 16 or 32. gain [inputs], or null: x goes through an
+RMS norm first. room: for [rows rounded up to MOST, inputs / 32]
+times room_bytes. */
 void product(const float *x, long rows, long inputs, const float *gain, float eps, int bits, const uint8_t *w,
                    long outputs, float *out, char *room, int threads)
 {
@@ -497,4 +525,25 @@ void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, 
             memcpy(of->tap, x, tokens * hidden * sizeof(float));
         }
     }
+}
+
+/* ---- the memory */
+
+/* Reads `bytes` (a multiple of 256) as fast as weights are read. Returns the sum of its 64-bit numbers. */
+int64_t stream(const char *from, long bytes, int threads)
+{
+    int64_t sum = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : sum)
+    {
+        __m512i part[4];
+        for (int j = 0; j < 4; j++) part[j] = _mm512_setzero_si512();
+#pragma omp for schedule(static)
+        for (long i = 0; i < bytes; i += 256)
+            for (int j = 0; j < 4; j++) {
+                _mm_prefetch(from + i + 64 * j + AHEAD, _MM_HINT_T0);
+                part[j] = _mm512_add_epi64(part[j], _mm512_loadu_si512(from + i + 64 * j));
+            }
+        for (int j = 0; j < 4; j++) sum += _mm512_reduce_add_epi64(part[j]);
+    }
+    return sum;
 }

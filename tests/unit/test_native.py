@@ -1,18 +1,21 @@
 """The kernels of native.c compute what torch's operators compute, row by row, and are done without where need be."""
 
 import subprocess
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
 from specviz.errors import SettingsError
-from specviz.models import attention, native
+from specviz.models import native
+from specviz.models.attention import PackedAttention
 from specviz.models.cache import RaggedCache
-from specviz.models.int4 import GROUP, Int4Linear, fits, pack
-from specviz.models.lean import Turns
+from specviz.models.lean import Block, Blocks, Turns
 from specviz.models.load import resolve_precision
 from specviz.models.narrow import Fp16Linear, can_hold_fp16
+from specviz.models.native_layers import NativeLayers
+from specviz.models.packed import GROUP, PackedLinear, bring_together, bytes_of, fits, pack
 
 here = pytest.mark.skipif(bool(native.why_not()), reason=f"the kernels need {native.why_not()}")
 
@@ -36,75 +39,196 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-@here
+def q8_0(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    """A weight as llama.cpp's Q8_0 stores it: every group reaches level 127 or -127, its scale has 16 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    level = torch.randint(-126, 127, (outputs, inputs // GROUP, GROUP), generator=generator)
+    level[..., 5] = torch.where(level[..., 0] > 0, 127, -127)
+    scale = (0.001 * torch.rand(outputs, inputs // GROUP, 1, generator=generator) + 1e-4).half().float()
+    return (level * scale).flatten(1)
+
+
+def bf16(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    return noise(outputs, inputs, seed=seed).bfloat16()
+
+
+PUBLISHED = {4: q4_1, 8: q8_0, 16: bf16, 32: lambda outputs, inputs, seed=0: noise(outputs, inputs, seed=seed)}
+CLOSE = 4e-3
+"""How far a product of inputs in 8 bits may be off, as a part of the lengths of what is multiplied"""
+
+
+def distance(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """How far found is from x @ weight.t() at most, as a part of the lengths of row and weight."""
+    x, weight = x.double(), weight.double()
+    return float(((found - x @ weight.t()).abs() / (x.norm(dim=1)[:, None] * weight.norm(dim=1))).max())
+
+
+def needs(bits: int):
+    return pytest.param(bits, marks=pytest.mark.skipif(bool(native.why_not(bits)),
+                                                       reason=f"{bits} bits need {native.why_not(bits)}"))
+
+
+@pytest.fixture(params=[False, True], ids=["vectors", "matrix unit"])
+def unit(request):
+    """With and without the processor's matrix unit, where it has one."""
+    if native.kernels() is None or native.kernels().use_matrix_unit(request.param) != request.param:
+        pytest.skip("it needs a processor with AMX")
+    yield
+    native.kernels().use_matrix_unit(True)
+
+
+@pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
 @pytest.mark.parametrize("outputs, inputs", [(16, 32), (576, 1536), (960, 576)])
-@pytest.mark.parametrize("rows", [1, 3, 8, 9, 40])
-def test_a_product_with_4_bits_is_the_product_with_the_weight(outputs, inputs, rows):
-    """With norm, gates and a sum it is what torch makes of them; the weight itself loses nothing."""
-    weight, x = q4_1(outputs, inputs), noise(rows, inputs)
-    product, exact = Int4Linear(weight), weight.double()
-    assert off(product(x), x.double() @ exact.t()) < 4e-5
-    gain, onto = noise(inputs, seed=2).abs(), noise(rows, outputs, seed=3)
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 40])
+def test_a_product_is_the_product_with_the_published_weight(bits, outputs, inputs, rows, unit):
+    """The weight itself loses nothing: a row of ones and zeros gives its columns back. A norm is what torch makes."""
+    weight, x = PUBLISHED[bits](outputs, inputs), noise(rows, inputs)
+    product, exact = PackedLinear(weight, bits), weight.double()
+    assert distance(product(x), x, exact) < CLOSE
+    columns = torch.eye(inputs)[:40]
+    torch.testing.assert_close(product(columns).double(), exact.t()[:40], atol=1e-6, rtol=1e-5)
+    gain = noise(inputs, seed=2).abs()
     normed = functional.rms_norm(x.double(), (inputs,), gain.double(), 1e-5)
-    assert off(product(x, gain=gain, eps=1e-5), normed @ exact.t()) < 5e-5
-    both = 3 * noise(rows, 2 * inputs, seed=4)
-    gate, up = both.double().chunk(2, -1)
-    wanted = (functional.silu(gate) * up) @ exact.t() + onto
-    assert off(product(both, gated=True, onto=onto), wanted) < 1e-4
+    assert distance(product(x, gain=gain, eps=1e-5), normed, exact) < CLOSE
+
+
+@here
+@pytest.mark.parametrize("bits", [4, 8])
+def test_one_large_input_does_not_cost_the_others_their_precision(bits):
+    """Models have inputs a hundred times as large as their neighbours; eight bits of the largest would hide these."""
+    weight, x = PUBLISHED[bits](64, 256), noise(5, 256)
+    x[:, 17] = 200.0
+    exact = x.double() @ weight.double().t()
+    apart = (x.double().index_fill(1, torch.tensor([17]), 0)) @ weight.double().t()
+    error = (PackedLinear(weight, bits)(x).double() - exact).norm() / apart.norm()
+    assert error < 6e-3
+    group = x[:, :GROUP]
+    rounded = (group / group.abs().amax(1, keepdim=True) * 127).round() * group.abs().amax(1, keepdim=True) / 127
+    plain = torch.cat([rounded, x[:, GROUP:]], 1).double() @ weight.double().t()
+    assert (plain - exact).norm() / apart.norm() > 5 * error  # what rounding all of a group alike would give
 
 
 @here
 def test_the_inputs_a_person_never_sees_are_survived():
-    """Zeros, numbers of very different size, and gates whose exponential overflows."""
-    product, weight = Int4Linear(q4_1(32, 64)), q4_1(32, 64).double()
+    """Zeros, numbers of very different size, one that is not a number."""
+    product, weight = PackedLinear(q4_1(32, 64), 4), q4_1(32, 64).double()
     assert torch.equal(product(torch.zeros(2, 64)), torch.zeros(2, 32))
     x = noise(4, 64) * torch.tensor([1e-20, 1.0, 1e6, 1e20])[:, None]
-    for row, found in zip(x, product(x)):
-        assert off(found, row.double() @ weight.t()) < 4e-5
-    extreme = torch.cat([torch.tensor([[-1e4], [1e4], [0.0]]).expand(3, 64), torch.ones(3, 64)], dim=1)
-    wanted = torch.tensor([0.0, 1e4, 0.0])[:, None].expand(3, 64).double() @ weight.t()
-    torch.testing.assert_close(product(extreme, gated=True).double(), wanted, atol=1e-3, rtol=1e-4)
+    assert distance(product(x), x, weight) < CLOSE
+    x[1, 40] = torch.nan
+    assert torch.isfinite(product(x)[[0, 2, 3]]).all()
 
 
-@here
-def test_a_row_of_a_product_does_not_depend_on_the_others():
-    product, x = Int4Linear(q4_1(48, 96)), noise(40, 96)
+@pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(bits, unit):
+    product, x = PackedLinear(PUBLISHED[bits](48, 96), bits), noise(40, 96)
     whole = product(x)
     assert all(torch.equal(product(x[:n]), whole[:n]) for n in range(1, 41))
-    head = Fp16Linear(noise(640, 96))
+    assert torch.equal(product(x.flip(0)), whole.flip(0))
+
+
+def test_a_row_of_the_16_bit_product_of_torch_does_not_depend_on_the_others_either():
+    head, x = Fp16Linear(noise(640, 96)), noise(40, 96)
     whole = head(x)
     assert can_hold_fp16(noise(2, 2)) and all(torch.equal(head(x[:n]), whole[:n]) for n in range(1, 41))
 
 
-@pytest.mark.parametrize("weight", [
-    noise(16, 64), q4_1(16, 64) * 1.0001 + 1e-4, q4_1(16, 64)[:, :33], q4_1(16, 64)[:15], noise(4, 4, 4),
-], ids=["noise", "scales of more bits", "half a group", "half a block", "no matrix"])
-def test_a_weight_that_was_not_published_in_4_bits_is_refused(weight):
-    assert pack(weight) is None
+@pytest.mark.parametrize("weight, bits", [
+    (noise(16, 64), 4), (q4_1(16, 64) * 1.0001 + 1e-4, 4), (q4_1(16, 64)[:, :33], 4), (q4_1(16, 64)[:15], 4),
+    (noise(4, 4, 4), 4), (noise(16, 64), 8), (q8_0(16, 64) * 1.0001 + 1e-5, 8), (q8_0(16, 64)[:, :33], 8),
+    (bf16(16, 64), 8),
+], ids=["noise", "scales of more bits", "half a group", "half a block", "no matrix", "noise in 8", "more bits in 8",
+        "half a group in 8", "noise in bfloat16"])
+def test_a_weight_that_was_not_published_so_is_refused(weight, bits):
+    assert pack(weight, bits) is None
     with pytest.raises(ValueError, match="needs"):
-        Int4Linear(weight)
+        PackedLinear(weight, bits)
 
 
 @here
-def test_a_weight_is_rounded_to_the_nearest_levels_where_that_is_asked_for():
+def test_levels_are_recognised_behind_the_rounding_to_bfloat16():
+    weight, x = q8_0(64, 96), noise(3, 96)
+    found = PackedLinear(weight.bfloat16(), 8)
+    assert distance(found(x), x, weight.bfloat16()) < 2 * CLOSE
+
+
+@here
+@pytest.mark.parametrize("bits, width", [(4, 0.502), (8, 0.51)])
+def test_a_weight_is_rounded_to_the_nearest_levels_where_that_is_asked_for(bits, width):
     weight, x = noise(32, 64), noise(5, 64)
     groups = weight.unflatten(1, (-1, GROUP))
-    step = (groups.amax(-1) - groups.amin(-1)) / 15
-    columns = Int4Linear(weight, nearest=True)(torch.eye(64)).t()  # the weight that it multiplies by
-    assert bool(((columns - weight).unflatten(1, (-1, GROUP)).abs().amax(-1) <= 0.502 * step).all())
-    assert off(Int4Linear(weight, nearest=True)(x), x.double() @ columns.double().t()) < 4e-5
-    assert torch.equal(pack(q4_1(32, 64), nearest=True), pack(q4_1(32, 64)))
-    assert fits(weight) and not fits(noise(33, 64)) and not fits(noise(32, 65))
+    step = (groups.amax(-1) - groups.amin(-1)) / 15 if bits == 4 else groups.abs().amax(-1) / 127
+    columns = PackedLinear(weight, bits, nearest=True)(torch.eye(64)).t()  # the weight that it multiplies by
+    assert bool(((columns - weight).unflatten(1, (-1, GROUP)).abs().amax(-1) <= width * step).all())
+    assert distance(PackedLinear(weight, bits, nearest=True)(x), x, columns) < CLOSE
+    published = PUBLISHED[bits](32, 64)
+    assert torch.equal(pack(published, bits, nearest=True), pack(published, bits))
+    assert fits(weight, bits) and not fits(noise(33, 64), bits) and not fits(noise(32, 65), bits)
 
 
-def test_a_weight_in_4_bits_takes_5_bits_a_weight():
-    assert pack(q4_1(64, 128)).numel() * 8 == 5 * 64 * 128
+def test_how_many_bits_a_weight_takes():
+    assert pack(q4_1(64, 128), 4).numel() * 8 == 5 * 64 * 128 == bytes_of(4) * 8 * 64 * 128
+    assert pack(q8_0(64, 128), 8).numel() * 8 == 9 * 64 * 128 == bytes_of(8) * 8 * 64 * 128
+    assert pack(bf16(64, 128), 16).numel() * 8 == 16 * 64 * 128 == bytes_of(16) * 8 * 64 * 128
+
+
+@here
+def test_weights_that_are_brought_together_stay_what_they_were():
+    weights = [q4_1(48, 96), q4_1(32, 64, seed=1)]
+    products, x = [PackedLinear(w, 4) for w in weights], [noise(3, 96), noise(3, 64)]
+    before = [product(rows) for product, rows in zip(products, x)]
+    bring_together(products)
+    assert all(torch.equal(product(rows), was) for product, rows, was in zip(products, x, before))
+    first, second = (product.packed for product in products)
+    assert second.data_ptr() == first.data_ptr() + first.nbytes and first.data_ptr() % (2 * 2**20) == 0
+
+
+@pytest.mark.parametrize("bits", [needs(4), needs(16), needs(32)])
+@pytest.mark.parametrize("tokens", [1, 7, 33])
+def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
+    """With norms, gates, sums, attention and taps, and any cut of the text into passes is the same bit for bit."""
+    width, heads, kv_heads, dim, inner, layers = 128, 4, 2, 64, 192, 3
+    norms = [[noise(width, seed=s).abs(), noise(width, seed=s + 1).abs()] for s in range(layers)]
+    shapes = [((heads + 2 * kv_heads) * dim, width), (width, heads * dim), (2 * inner, width), (width, inner)]
+    scale = 5.0 if bits == 4 else 0.05
+    weights = [[(PUBLISHED[bits](*shape, seed=10 * i + j).float() * scale).to(torch.bfloat16 if bits == 16 else
+                                                                              torch.float32)
+                for j, shape in enumerate(shapes)] for i in range(layers)]
+    ours = NativeLayers(norms, weights, 1e-5, kv_heads, dim, bits, nearest=True)
+    exact = [[PackedLinear(w, bits, nearest=True)(torch.eye(w.shape[1])).t() for w in of] for of in weights]
+    plain = Blocks([Block(gains, [partial(functional.linear, weight=w) for w in of], 1e-5)
+                    for gains, of in zip(norms, exact)], kv_heads, dim)
+    turns = Turns(lambda positions: (torch.cos(positions[:, None] * torch.ones(dim) / 7),
+                                     torch.sin(positions[:, None] * torch.ones(dim) / 7)))
+    x = noise(tokens, width)
+
+    def run(layers_of, cuts):
+        cache, out = RaggedCache(layers, torch.device("cpu"), torch.float32), []
+        cache.add(0, 60)
+        for part in x.split(cuts):
+            plan = cache.plan([0], [len(part)])
+            hidden, tapped = layers_of(part, PackedAttention(plan), *turns.rows(plan.position_of, 60), taps=(1,))
+            out.append(torch.cat([hidden, tapped[1]], -1))
+        return torch.cat(out)
+
+    whole = run(ours, [tokens])
+    assert off(whole, run(plain, [tokens])) < 0.02
+    assert torch.equal(run(ours, [1] * tokens), whole)
+    assert torch.equal(run(ours.first(2), [tokens])[:, width:], whole[:, width:])
+    with pytest.raises(ValueError, match="heads of 64"):
+        NativeLayers(norms, weights, 1e-5, kv_heads, 32, bits)
+
+
+@here
+def test_reading_the_memory_reads_all_of_it():
+    numbers = torch.arange(32 * 1000)
+    assert native.kernels().stream(numbers.data_ptr(), numbers.nbytes, 2) == int(numbers.sum())
 
 
 def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list[torch.Tensor]:
     """What attention gives in passes of these rows and lengths, over one cache."""
     if not use_kernel:
-        monkeypatch.setattr(native, "attend", lambda: None)
+        monkeypatch.setattr(native, "kernels", lambda: None)
     heads, kv_heads = 6, 2
     cache = RaggedCache(1, torch.device("cpu"), torch.float32)
     turns = Turns(lambda positions: (torch.cos(positions[:, None] * torch.ones(dim) / 7),
@@ -116,7 +240,7 @@ def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list
         plan = cache.plan(rows, counts, causal)
         packed = noise(sum(counts), heads + 2 * kv_heads, dim, seed=i)
         cos, sin = turns.rows(plan.position_of, 90)
-        out.append(attention.attend_packed(plan, 0, packed, cos, sin, kv_heads))
+        out.append(PackedAttention(plan)(0, packed, cos, sin, kv_heads))
     monkeypatch.undo()
     return out
 
@@ -133,7 +257,7 @@ def test_attention_is_that_of_torch_for_rows_of_any_length(dim, causal, monkeypa
 
 def test_without_a_compiler_there_are_no_kernels_and_a_sentence_says_so(empty_home, monkeypatch):
     """A compiler that is missing, fails, or hangs: never an error, and int4 says what it needs."""
-    caches = (native.why_not, native.attend, native.int4_product)
+    caches = (native.why_not, native._loaded)
     able = dict.fromkeys(native._UNITS, True)
     monkeypatch.setattr(native.torch.cpu, "get_capabilities", lambda: able)
     monkeypatch.setattr(native.sys, "platform", "linux")
@@ -149,7 +273,7 @@ def test_without_a_compiler_there_are_no_kernels_and_a_sentence_says_so(empty_ho
                 kept.cache_clear()
             monkeypatch.setattr(native.shutil, "which", lambda name: name)
             monkeypatch.setattr(native.subprocess, "run", fail)
-            assert "gcc" in native.why_not() and native.attend() is None and native.int4_product() is None
+            assert "gcc" in native.why_not() and native.kernels() is None and native.kernels(16) is None
             with pytest.raises(SettingsError, match=r"it needs the compiler gcc.*choose bf16 or fp32"):
                 resolve_precision("int4", "cpu")
             assert not list((empty_home / "kernels").iterdir())
