@@ -124,12 +124,14 @@ def bench(
     others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
     # on processors no peer rounds as we do: there they run in fp32, as does a block of ours, and plainly in bf16 too
     equal = "fp32" if target.device == "cpu" else target.precision
+    usable = load.usable(pair.target) if target.device == "cpu" else ()
+    others_wished = [p for p in dict.fromkeys((equal, *usable)) if p != target.precision]
     groups, picking = _groups(pair, target, prompts, scale, batch)
 
     opened = {target.precision: target}
-    if equal not in opened:
-        tell(f"Loading the target in {equal} beside it")
-        opened[equal] = store.open(pair.target, target.device, equal)
+    for name in others_wished:
+        tell(f"Loading the target in {name} beside it")
+        opened[name] = store.open(pair.target, target.device, name)
     timed = {}
     for name, place in opened.items():
         tell(f"Ceilings and steps in {name}")
@@ -141,22 +143,22 @@ def bench(
     plain = _plain(target)
     plain.measure(-1, picking[0], 16)
     chosen = [_picked(pair, target, name, ks, picking, scale.picking_tokens, store, tell) for name in names]
-    systems = [plain, *chosen]
-    equal_plain, equal_best = plain, None
-    if equal != target.precision:
-        best = max(chosen, key=lambda s: s.rate)
-        equal_plain = _plain(opened[equal])
-        equal_best = _picked(pair, opened[equal], best.drafter, ks, picking, scale.picking_tokens, store, tell)
-        equal_plain.measure(-1, picking[0], 16)
-        systems += [equal_plain, equal_best]
+    blocks = {target.precision: (plain, chosen)}
+    """Of each precision: plain decoding, and drafters at their best K; of the others the drafter that was fastest."""
+    best = max(chosen, key=lambda s: s.rate)
+    for name in others_wished:
+        beside = _plain(opened[name])
+        beside.measure(-1, picking[0], 16)
+        picked = _picked(pair, opened[name], best.drafter, ks, picking, scale.picking_tokens, store, tell)
+        blocks[name] = (beside, [picked])
+    systems = [system for one, several in blocks.values() for system in (one, *several)]
     closing: list[Callable[[], None]] = []
     versions = {"torch": torch.__version__, "transformers": machine.describe(target.device, equal).transformers}
     try:
         if with_peers:
             longest = max(len(ids) for group in groups for ids in group) + scale.tokens
-            ours = [equal_best] if equal_best else chosen
-            made, missing = _peers(pair, opened[equal], ours, picking, scale, batch, longest, store, tell, closing,
-                                   versions)
+            made, missing = _peers(pair, opened[equal], blocks[equal][1], picking, scale, batch, longest, store, tell,
+                                   closing, versions)
             if equal != target.precision:
                 made.append(_transformers_plain(pair, target))
             notes += missing
@@ -174,17 +176,17 @@ def bench(
     notes += stopped + _load_notes(busy, [t["ceilings"] for t in timed.values()])
     if graphs := getattr(target.model, "graphs", None):
         notes.append(graphs.note)
-    headline = _headline(plain, chosen, systems, timed[target.precision])
+    headlines = {name: _headline(*blocks[name], systems, timed[name]) for name in blocks}
     return {
         "pair": pair.name, "drafters": list(names), "machine": machine.device_name(target.device),
         "device": target.device, "threads": torch.get_num_threads(), **versions, "batch": batch,
         "prompts": len(groups), "tokens": scale.tokens, "seconds": time.perf_counter() - began,
-        **headline,
-        "equal_precision": headline if equal_best is None else _headline(
-            equal_plain, [equal_best], systems, timed[equal]),
+        **headlines[target.precision],
+        "equal_precision": headlines[equal],
+        "other_precisions": {name: headlines[name] for name in others_wished if name != equal},
         "precisions": timed,
         "winner": winner(systems),
-        "rows": [_row(s, plain, equal_plain) for s in systems],
+        "rows": [_row(s, plain, {name: one for name, (one, _) in blocks.items()}, equal) for s in systems],
         "notes": [n for n in notes if n],
     }
 
@@ -203,7 +205,7 @@ def bench_shape(name: str, precision: str = "auto", device: str = "auto", scale:
     tell("Ceilings and steps")
     timed = _steps(target, scale.steps)
     tell("Plain decoding against transformers")
-    stock = random_weights.build(config, device, precision, name).module
+    stock = random_weights.module(config, device, precision, name)
     stock.set_attn_implementation("sdpa")
     ours = System("specviz", "plain", precision, _ours(target, lambda s: None, 0, frozenset()))
     peer = peers.Transformers(stock, device, precision, frozenset())
@@ -491,10 +493,12 @@ def _headline(plain: System, chosen: Sequence[System], systems: Sequence[System]
     stock_plain = next((s for s in stock if s.setting == "plain"), None)
     assisted = [s for s in stock if s.setting.startswith("assisted")]
     strongest = max(assisted, key=lambda s: s.rate, default=None)
+    vllm = next((s for s in systems if s.name == "vLLM"), None)
     found: dict[str, Ratio | None] = {"speedup_vs_plain": ratio(best.rates, plain.rates)}
     for key, ours, other in (
         ("speedup_vs_transformers_plain", best, stock_plain),
         ("plain_vs_transformers_plain", plain, stock_plain),
+        ("plain_vs_vllm_plain", plain, vllm),
         ("speedup_vs_transformers_assisted", best, strongest),
         ("speedup_vs_transformers_assisted_same_settings", best, assisted[0] if assisted else None),
     ):
@@ -531,12 +535,13 @@ def winner(systems: Sequence[System]) -> str:
     return first.label
 
 
-def _row(system: System, plain: System, equal_plain: System) -> dict:
-    """A system's figures. Its texts are compared with plain decoding of its own precision."""
+def _row(system: System, plain: System, plains: dict[str, System], equal: str) -> dict:
+    """A system's figures. Its texts are compared with our plain decoding in its own precision, or in that of the peers.
+    """
     rates = list(system.rates.values())
     low, high = interval(rates) if rates else (None, None)
     lead = ratio(system.rates, plain.rates)
-    same = plain if system.precision == plain.precision else equal_plain
+    same = plains.get(system.precision, plains[equal])
     common = system.texts.keys() & same.texts.keys()
     passes = sum(s.passes or 0 for s in system.spent)
     spent = [sum(getattr(s, part) for s in system.spent) for part in ("draft", "verify", "other")]

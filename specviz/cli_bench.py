@@ -118,6 +118,8 @@ def table(found: dict) -> str:
     equal = found["equal_precision"]
     if equal["precision"] != found["precision"]:
         lines += _figures(equal, f"In {equal['precision']} on both sides")
+    for name, other in found["other_precisions"].items():
+        lines += _figures(other, f"In {name}")
     lines += [_steps_line(name, timed) for name, timed in found["precisions"].items()]
     return "\n".join([*lines, *found["notes"]])
 
@@ -135,7 +137,8 @@ def _figures(found: dict, where: str) -> list[str]:
     ]
     return lines if found["peer_precision"] is None else [
         *lines,
-        f"    plain against plain {peer}: {figure('plain_vs_transformers_plain')}",
+        f"    plain against plain {peer}: {figure('plain_vs_transformers_plain')}; against vLLM's in "
+        f"{found['peer_precision']}: {figure('plain_vs_vllm_plain')}",
         f"    best speculative against plain {peer}: {figure('speedup_vs_transformers_plain')}",
         f"    best speculative against assisted {peer}, its best settings: "
         f"{figure('speedup_vs_transformers_assisted')}; the same drafter, K and schedule: "

@@ -21,8 +21,8 @@ from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.kernels import SMALL_BYTES, choose
 from specviz.models.lean import Block, Blocks, Turns, norm
-from specviz.models.native_layers import NativeLayers
 from specviz.models.narrow import Product
+from specviz.models.native_layers import NativeLayers
 from specviz.models.packed import PackedLinear, fits
 
 

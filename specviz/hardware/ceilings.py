@@ -3,9 +3,10 @@
 Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
 larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
 matrix product in the precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant
-ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls, because other programs can only slow a call
-down; the result is the median of the repetitions, with the lowest and the highest. How much other programs used the
-device meanwhile is kept beside it, so that a screen can say when the roofs are too low.
+ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls,
+because other programs can only slow a call down; the result is the median of the repetitions, with the lowest and the
+highest. How much other programs used the device meanwhile is kept beside it, so that a screen can say when the roofs
+are too low.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from specviz.models.packed import PackedLinear
 from specviz.trace import Ceilings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int4": torch.float32}
-"""Precisions that can be measured, by the name used on screen and on the command line, with the type of their inputs."""
+"""Precisions that can be measured, by the name used on screen and on the command line: the type of their inputs."""
 _BUFFER_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30, "mps": 512 * 2**20}
 _WIDEST = {"cpu": 2048, "cuda": 8192, "mps": 4096}
 _CALLS = 3
@@ -209,7 +210,9 @@ def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -
         _check(halt)
         left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
         by_own_kernel = precision == "int4" and kind == "cpu" and native.kernels() is not None
-        multiply = partial(PackedLinear(right, 4, nearest=True), left) if by_own_kernel else partial(torch.mm, left, right)
+        multiply = partial(torch.mm, left, right)
+        if by_own_kernel:
+            multiply = partial(PackedLinear(right, 4, nearest=True), left)
         took = _best(device, multiply)
         enough = _PRODUCT_SECONDS if width >= _LEAST_WIDTH else _SLOW_SECONDS
         if took >= enough or width >= _WIDEST[kind]:

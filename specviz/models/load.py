@@ -88,9 +88,13 @@ def resolve_precision(name: str, device: str, source: Source | None = None) -> s
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
     if device == "mps":
         return "fp16"
-    usable = {"int4": lambda: not native.why_not(), "bf16": has_bf16_units}
-    allowed = () if source is None else source.on_cpu
-    return next((p for p in allowed if usable[p]()), "fp32")
+    return next(iter(() if source is None else usable(source)), "fp32")
+
+
+def usable(source: Source) -> tuple[str, ...]:
+    """The precisions that a source allows on a processor and that this one has units for, the default first."""
+    has_units = {"int4": lambda: not native.why_not(), "bf16": has_bf16_units}
+    return tuple(p for p in source.on_cpu if has_units[p]())
 
 
 def load_module(folder: Path | str, device: str = "auto", precision: str = "auto",

@@ -33,6 +33,7 @@ _UNITS_MATRIX = ("amx_tile", "amx_bf16")
 """Which serve those, where they are"""
 _FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
 _SOURCE = Path(__file__).with_name("native.c")
+_PARTS = (_SOURCE, _SOURCE.with_name("native_products.h"), _SOURCE.with_name("native_attention.h"))
 _LARGE_PAGE = 2 * 2**20
 _LOG = logging.getLogger(__name__)
 _POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
@@ -116,7 +117,7 @@ def _flags() -> tuple[str, ...]:
 
 def _library() -> Path:
     """Where the compiled kernel lies: by what it is made of."""
-    made_of = repr((_flags(), torch.__version__)).encode() + _SOURCE.read_bytes()
+    made_of = repr((_flags(), torch.__version__)).encode() + b"".join(part.read_bytes() for part in _PARTS)
     return paths.home() / "kernels" / f"native-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
 
 

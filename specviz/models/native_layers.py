@@ -58,6 +58,7 @@ class NativeLayers:
                                      stores[0][0].shape[2])
         numbers = torch.empty(tokens * (qkv[0] + out[1] + 2 * inner))
         room = room_for(tokens, max(width, out[1], inner))
-        native.kernels(self._bits).decode_layers(layers, len(layers), ctypes.byref(of_pass), hidden.data_ptr(), width, inner,
-                                       self._eps, self._bits, numbers.data_ptr(), room.data_ptr(), torch.get_num_threads())
+        native.kernels(self._bits).decode_layers(
+            layers, len(layers), ctypes.byref(of_pass), hidden.data_ptr(), width, inner, self._eps, self._bits,
+            numbers.data_ptr(), room.data_ptr(), torch.get_num_threads())
         return hidden, tapped

@@ -91,7 +91,8 @@ def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor
     scale, lowest = (number.float()[..., None] for number in stored)
     level = ((groups - lowest) / scale.clamp(min=1e-30)).round_().clamp_(0, 2**bits - 1)
     off = (torch.addcmul(lowest, level, scale) - groups).abs()
-    allowed = 1e-5 * most[..., None] if weight.dtype == torch.float32 else 2**-7 * groups.abs()  # bfloat16's own rounding
+    # of weights in bfloat16, what these were rounded by
+    allowed = 1e-5 * most[..., None] if weight.dtype == torch.float32 else 2**-7 * groups.abs()
     if not bool((off <= allowed).all()) and not (nearest and bool(off.isfinite().all())):
         return None
     if bits == 4:  # [block, output, group, half, part, i] -> [block, group, part, output, i, half]

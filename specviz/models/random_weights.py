@@ -6,7 +6,8 @@ text that such a model would write is noise; it must never be shown as output.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -46,6 +47,14 @@ def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
 def build(config: dict, device: str, precision: str, name: str, progress: Callable[[float, str], None] | None = None,
           stop: Callable[[], bool] | None = None) -> CausalModel:
     """A CausalModel of that config filled with noise. Raises as `check` does, and Stopped."""
+    made = module(config, device, precision, name, progress, stop)
+    with _in_words(name, device):
+        return CausalModel(made)
+
+
+def module(config: dict, device: str, precision: str, name: str, progress: Callable[[float, str], None] | None = None,
+           stop: Callable[[], bool] | None = None) -> torch.nn.Module:
+    """transformers' module of that config filled with noise. Raises as `build` does."""
     shape = check(config, device, precision, name)
     tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
     tell(0.0, f"Making {name} with random weights")
@@ -56,13 +65,20 @@ def build(config: dict, device: str, precision: str, name: str, progress: Callab
     for key in ("quantization_config", "auto_map", "torch_dtype", "dtype", "architectures", "transformers_version"):
         plain.pop(key, None)
     dtype = _DTYPES[precision]
-    try:
-        made = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
+    with _in_words(name, device):
+        known = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
         with load.LOADING, torch.device(device), no_init_weights():
-            module = package.AutoModelForCausalLM.from_config(made, dtype=dtype)
+            made = package.AutoModelForCausalLM.from_config(known, dtype=dtype)
         words = f"Filling {gigabytes(shape.stored_bytes)} with noise"
-        _fill(module, dtype, device, lambda done: tell(done, words), halt)
-        return CausalModel(module)
+        _fill(made, dtype, device, lambda done: tell(done, words), halt)
+        return made
+
+
+@contextlib.contextmanager
+def _in_words(name: str, device: str) -> Iterator[None]:
+    """What may go wrong in making a model, as sentences."""
+    try:
+        yield
     except (MemoryError, torch.OutOfMemoryError):
         raise MemoryBudgetError(f"{name} did not fit the memory of {device}: it can only be modelled here.") from None
     except SpecVizError:

@@ -134,6 +134,6 @@ def test_merged_weights_are_held_once_and_shared():
     """The module's own matrices become views of the merged ones; a second model of the same layers reuses them."""
     module = random_model(CONFIGS["llama"])
     first, second = CausalModel(module), CausalModel(module)
-    block = first._lean.blocks[0]
+    block = first._lean.layers._blocks[0]
     assert block._qkv.weight.data_ptr() == module.model.layers[0].self_attn.q_proj.weight.data_ptr()
-    assert block._qkv.weight.data_ptr() == second._lean.blocks[0]._qkv.weight.data_ptr()
+    assert block._qkv.weight.data_ptr() == second._lean.layers._blocks[0]._qkv.weight.data_ptr()
