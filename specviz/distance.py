@@ -87,8 +87,8 @@ def record(found: Distance) -> None:
     RECORDED.write_text(words + "\n", encoding="utf-8")
 
 
-_HELD = {"int4": "The target's layers are held in that file's own 4 bits, the head in fp16",
-         "bf16": "The target's layers multiply in bf16, the head is held in fp16"}
+_HELD = {"int4": "The target's weights are held in that file's own bits (4, the head's 8), their inputs in 8 to 16",
+         "bf16": "The target's layers multiply in bf16"}
 
 
 def sentence(pair: str, opened: Opened) -> str:

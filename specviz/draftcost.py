@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from specviz.errors import SettingsError, SpecVizError
 from specviz.lanes import FOLDER, PATIENCE_SECONDS
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.orders import drafter_names
+from specviz.orders import LOOKUP_FIRST, drafter_names
 from specviz.prompts import PRESETS, TOY_PRESETS
 from specviz.trace import MAX_K, write_atomically
 from specviz.worker import Worker
@@ -78,10 +78,11 @@ class Costs(Worker):
 
     def __init__(self, pair: str = EMBEDDED, drafters: Sequence[str] = (), ks: Sequence[int] = range(1, MAX_K + 1),
                  store: ModelStore | None = None):
-        """Raises SettingsError for a drafter that the pair does not have."""
+        """drafters: all of the pair if none are named, but the one whose cost depends on the text. Raises SettingsError
+        for a drafter that the pair does not have."""
         super().__init__()
         self.pair = find_pair(pair)
-        self.drafters = tuple(drafters) or drafter_names(self.pair)
+        self.drafters = tuple(drafters) or tuple(d for d in drafter_names(self.pair) if d != LOOKUP_FIRST)
         if unknown := [d for d in self.drafters if d not in drafter_names(self.pair)]:
             raise SettingsError(f"{self.pair.title} has no drafter {unknown[0][:40]!r}.")
         self.ks = tuple(ks)

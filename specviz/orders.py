@@ -36,6 +36,8 @@ class Order:
 TRAINED_FOLDER = Path(__file__).resolve().parents[1] / "assets" / "drafters"
 TRAINED_KINDS = ("hybrid", "parallel", "autoregressive")
 """The drafters that were trained for the embedded target, the best first."""
+LOOKUP_FIRST = "lookup+parallel"
+"""The trained parallel drafter behind a prompt lookup"""
 
 
 def trained(root: Path = TRAINED_FOLDER) -> dict[str, Path]:
@@ -45,7 +47,10 @@ def trained(root: Path = TRAINED_FOLDER) -> dict[str, Path]:
 
 def drafter_names(pair: Pair) -> tuple[str, ...]:
     """The drafters that a pair can run with here, the best first."""
-    return (*trained(), *pair.drafters) if pair.name == EMBEDDED else pair.drafters
+    if pair.name != EMBEDDED:
+        return pair.drafters
+    kinds = trained()
+    return (*kinds, *([LOOKUP_FIRST] if "parallel" in kinds else []), *pair.drafters)
 
 
 def is_folder(name: str) -> bool:

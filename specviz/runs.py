@@ -23,6 +23,7 @@ from specviz.decoding import Measurements, check_prompts, decode
 from specviz.drafters import plugin, shipped
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.base import Drafter
+from specviz.drafters.lookup_first import LookupFirst
 from specviz.drafters.ngram import NgramDrafter
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine
@@ -32,7 +33,7 @@ from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
 from specviz.models.needs import gigabytes
 from specviz.models.pairs import Pair, Source, find_pair
-from specviz.orders import Order, check_drafter, plugin_parts
+from specviz.orders import LOOKUP_FIRST, Order, check_drafter, plugin_parts
 from specviz.pieces import piece_table
 from specviz.trace import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 from specviz.worker import Watched
@@ -141,6 +142,9 @@ def make_drafter(
         return plugin.load(name)(model, settings)
     if name == "ngram":
         return NgramDrafter(model.vocab_size, model.device)
+    if name == LOOKUP_FIRST:
+        behind = store.trained_drafter(target, pair.target, "parallel")(settings)
+        return LookupFirst(behind, model.vocab_size, model.device)
     if name == "first-layers":
         layers = max(1, min(FIRST_LAYERS, model.layers // 2))
         return first_layers(model, store.first_layers(target, pair.target, layers), settings)

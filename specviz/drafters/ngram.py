@@ -27,27 +27,33 @@ class NgramDrafter:
         self.vocab_size, self.device = vocab_size, device
         self.longest, self.shortest = longest, shortest
         self._texts: dict[int, list[int]] = {}
+        self._followed: dict[int, dict[tuple[int, ...], int]] = {}
+        """For each row, where in its text what last followed some tokens begins."""
 
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
-        self._texts[row] = list(prompt)
+        self._texts[row], self._followed[row] = [], {}
+        self.commit(row, prompt, None)
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
-        tokens = [self._lookup(self._texts[r.row], r.k) for r in requests]
+        tokens = [self._lookup(r.row, r.k) for r in requests]
         probs = [torch.zeros(len(t), self.vocab_size, dtype=torch.float64, device=self.device) for t in tokens]
         for found, q in zip(tokens, probs):
             q[range(len(found)), found] = 1.0
         return Proposal(tokens, probs, [None] * len(tokens), 0, Cost(0, 0))
 
-    def _lookup(self, text: list[int], k: int) -> list[int]:
+    def _lookup(self, row: int, k: int) -> list[int]:
+        text, followed = self._texts[row], self._followed[row]
         for size in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
-            ending = text[-size:]
-            for at in range(len(text) - size - 1, -1, -1):
-                if text[at: at + size] == ending:
-                    return text[at + size: at + size + k]
+            if (at := followed.get(tuple(text[-size:]))) is not None:
+                return text[at: at + k]
         return []
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
-        self._texts[row] += emitted
+        text, followed = self._texts[row], self._followed[row]
+        for token in emitted:
+            for size in range(self.shortest, min(self.longest, len(text)) + 1):
+                followed[tuple(text[-size:])] = len(text)
+            text.append(token)
 
     def drop(self, row: int) -> None:
-        del self._texts[row]
+        del self._texts[row], self._followed[row]

@@ -23,8 +23,10 @@ from specviz.trace import Trace
 Lanes = Mapping[tuple[str, str], Trace]
 THIN = 20
 """A share of fewer trials than this is drawn hollow."""
-_SYMBOLS = {"ngram": "diamond", "autoregressive": "square", "parallel": "triangle-up", "hybrid": "circle"}
-_DASHES = {"ngram": "dot", "autoregressive": "dash", "parallel": "longdashdot", "hybrid": "solid"}
+_SYMBOLS = {"ngram": "diamond", "autoregressive": "square", "parallel": "triangle-up", "hybrid": "circle",
+            "lookup+parallel": "star"}
+_DASHES = {"ngram": "dot", "autoregressive": "dash", "parallel": "longdashdot", "hybrid": "solid",
+           "lookup+parallel": "longdash"}
 
 
 def colour(drafter: str) -> str:

@@ -29,6 +29,7 @@ GRID_ON_DARK = "#45423E"
 PAPER_LIGHT = "#FFFFFF"
 PAPER_DARK = "#171614"
 
-DRAFTERS = {"ngram": "#6F7C8B", "autoregressive": "#6A6AE0", "parallel": "#8A8A12", "hybrid": "#B0578D"}
+DRAFTERS = {"ngram": "#6F7C8B", "autoregressive": "#6A6AE0", "parallel": "#8A8A12", "hybrid": "#B0578D",
+            "lookup+parallel": "#2E8B7A"}
 """Drafters beside each other, where colour cannot go by role; always with a symbol and a dash of their own too."""
 OTHER_DRAFTER = "#A0662F"

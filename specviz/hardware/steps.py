@@ -171,14 +171,14 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     from specviz.models.llama import Llama
 
     sizes = {"hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16}
-    if model.four_bit:  # as small as its kernel goes
+    if model.native_bits:  # as small as the kernel goes
         sizes = {"hidden_size": 64, "head_dim": 64, "intermediate_size": 64} | dict.fromkeys(
             ("num_attention_heads", "num_key_value_heads"), 1)
     small = type(config).from_dict(config.to_dict() | sizes | {"vocab_size": 64, "pad_token_id": None})
     twin = Llama(small) if isinstance(model.module, Llama) else load.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 2**-7)
-    twin = CausalModel(twin.to(model.device, model.embedding.dtype), four_bit=model.four_bit)
+    twin = CausalModel(twin.to(model.device, model.embedding.dtype), four_bit=model.native_bits == 4)
     found = measure(twin, [0], [1], context, repeats, prefill=False)
     return found[0].seconds
 

@@ -63,9 +63,9 @@ class CausalModel:
 
     def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False,
                  lean: LeanLlama | None = None):
-        """narrow: the matrices of a float32 model may be held in bfloat16 or int8 where that is faster: for drafters,
-        whose q is that of the very products they make. four_bit: those of its layers are held in the 4 bits in which
-        they were published; raises SettingsError if that cannot be. lean: its forward, if there is one already."""
+        """narrow: the matrices of a float32 model may be held in fewer bits where that is faster: for drafters, whose q
+        is that of the very products they make. four_bit: those of its layers are held in the 4 bits in which they were
+        published; raises SettingsError if that cannot be. lean: its forward, if there is one already."""
         self.module = module.eval().requires_grad_(False)
         self.config = module.config.get_text_config()
         self.lock = threading.Lock()
@@ -87,7 +87,8 @@ class CausalModel:
         if not isinstance(module, Llama):
             _use_ragged_attention(module)
         self._lean = lean or _lean(module, narrow, four_bit)
-        self.four_bit = self._lean is not None and self._lean.four_bit
+        self.native_bits = None if self._lean is None else self._lean.bits
+        """Of a weight of its layers where native.c runs them, else None."""
         held: float = self.dtype.itemsize
         if self._lean is not None:
             held, self.dtype = self._lean.weight_bytes, self._lean.stream

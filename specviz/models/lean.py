@@ -1,8 +1,9 @@
 """The Llama decoder written out with few operators: the same weights and arithmetic, a third of the dispatch.
 
 A stock module spends 20 to 30 ms a step on two cores in some 7,000 Python and operator calls. Here q, k and v
-are one product, gate and up are one, and the rotary tables are read once per pass; each product is done by the
-kernel that is fastest for its number of rows (specviz/models/kernels.py). Serves LlamaForCausalLM without biases
+are one product, gate and up are one, and the rotary tables are read once per pass. Where native.c has kernels for the
+weights all layers are one call of it; elsewhere each product is done by the kernel that is fastest for its number of
+rows (specviz/models/kernels.py). Serves LlamaForCausalLM without biases
 and with plain rotary embedding (the embedded target, SmolLM2 and Llama without scaled rotary); any other module
 runs as it is.
 """
@@ -82,11 +83,13 @@ class Blocks:
 
 
 class LeanLlama:
-    """A forward over packed tokens. The module's own matrices become views of the merged ones: none is held twice."""
+    """A forward over packed tokens. The module's own matrices become views of the merged ones, or are given up: none is
+    held twice."""
 
     def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False):
-        """narrow: its matrices may be held in bfloat16 or int8 where that is faster for one row. four_bit: those of its
-        layers are held in the 4 bits in which they were published. Raises ValueError if that cannot be."""
+        """narrow: its matrices are rounded to 8 bits where native.c runs them, elsewhere held in bfloat16 or int8 if
+        that is faster for one row. four_bit: those of its layers are held in the 4 bits in which they were published.
+        Raises ValueError if that cannot be."""
         config, base = module.config, module.model
         self.embedding = module.get_input_embeddings().weight
         own = self.embedding.dtype
@@ -97,10 +100,11 @@ class LeanLlama:
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.dim: int = config.head_dim
         head = module.get_output_embeddings().weight
-        self.four_bit = four_bit
         bits = 4 if four_bit else 8 if narrow else {torch.bfloat16: 16, torch.float32: 32}.get(own)
         if bits and not four_bit and not _fits(base.layers, self.dim, bits):
             bits = None
+        self.bits = bits
+        """Of a layer's weight where native.c runs the layers, else None."""
         norms = [self._norms(layer) for layer in base.layers]
         if bits:
             self.layers = NativeLayers(norms, _given_up(base.layers), self.eps, self.kv_heads, self.dim, bits,
