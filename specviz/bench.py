@@ -66,7 +66,7 @@ class Scale:
     """How many settings of assisted generation its best is looked for among."""
 
 
-FULL, QUICK = Scale(3, 20, 128, 60, 32, 1320, 6, 6), Scale(1, 3, 48, 15, 24, 180, 3, 0)
+FULL, QUICK = Scale(3, 20, 128, 60, 128, 1320, 6, 6), Scale(1, 3, 48, 15, 24, 180, 3, 0)
 
 
 @dataclass

@@ -1,4 +1,5 @@
-"""How a CPU multiplies a few rows by a weight matrix: oneDNN on a reordered copy, or the stock product.
+"""How a CPU for which native.c has no kernels multiplies a few rows by a weight matrix: oneDNN on a reordered copy, or
+the stock product.
 
 The stock fp32 product streams weights at a fraction of the memory's speed and gets slower from one row to two.
 oneDNN's product on weights in its own blocked order is nearly flat over the rows of a verify pass, which is what
