@@ -78,11 +78,11 @@ class Costs(Worker):
 
     def __init__(self, pair: str = EMBEDDED, drafters: Sequence[str] = (), ks: Sequence[int] = range(1, MAX_K + 1),
                  store: ModelStore | None = None):
-        """drafters: all of the pair if none are named, but the one whose cost depends on the text. Raises SettingsError
-        for a drafter that the pair does not have."""
+        """drafters: all of the pair if none are named; the one whose cost depends on the text is left out. Raises
+        SettingsError for a drafter that the pair does not have."""
         super().__init__()
         self.pair = find_pair(pair)
-        self.drafters = tuple(drafters) or tuple(d for d in drafter_names(self.pair) if d != LOOKUP_FIRST)
+        self.drafters = tuple(d for d in tuple(drafters) or drafter_names(self.pair) if d != LOOKUP_FIRST)
         if unknown := [d for d in self.drafters if d not in drafter_names(self.pair)]:
             raise SettingsError(f"{self.pair.title} has no drafter {unknown[0][:40]!r}.")
         self.ks = tuple(ks)
