@@ -136,7 +136,8 @@ def test_how_a_drafter_builds_is_told_from_its_rounds(run):
     assert told == {PLAIN: "plain", "ngram": "lookup", "autoregressive": "serial"}
     shipped = lanes.load()
     assert {d: timeline.building(t) for (_, d), t in shipped.items()} == {
-        PLAIN: "plain", "ngram": "lookup", "autoregressive": "serial", "parallel": "parallel", "hybrid": "hybrid"}
+        PLAIN: "plain", "ngram": "lookup", "autoregressive": "serial", "parallel": "parallel", "hybrid": "hybrid",
+        "lookup+parallel": "parallel"}
 
 
 def test_the_shipped_lanes_are_small_and_complete():
