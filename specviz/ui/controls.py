@@ -93,8 +93,8 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         device = st.selectbox("Device", DEVICES, key="device", **BOUND)
         precision = st.selectbox(
             "Precision", PRECISIONS, key="precision", **BOUND,
-            help="What the target multiplies in. auto is bf16 where the hardware has units for it: a step then waits for "
-                 "its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
+            help="What the target multiplies in. auto is bf16 where the hardware has units for it: a step then waits "
+                 "for its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
                  "leaves drafts little to save.")
     system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw,
                            **BOUND)
