@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from specviz import trace as traces
 from specviz.errors import PairError, SettingsError
 from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.orders import TRAINED_KINDS, Order, drafter_names
+from specviz.orders import LOOKUP_FIRST, Order, drafter_names
 from specviz.prompts import PRESETS, TOY_PRESETS
 from specviz.trace import Position, Round, Settings, Trace, Verdict
 from specviz.worker import Worker
@@ -50,11 +50,14 @@ class LanesOrder:
     precision: str = "auto"
 
 
+_ORDER = ("ngram", "autoregressive", "parallel", LOOKUP_FIRST, "hybrid")
+
+
 def default_drafters(pair_name: str) -> tuple[str, ...]:
     """The lanes that make sense for a pair, slowest building first: all it has but the stand-in that accepts nothing,
     as long as there are others."""
     names = drafter_names(find_pair(pair_name))
-    order = [n for n in ("ngram", *reversed(TRAINED_KINDS)) if n in names]
+    order = [n for n in _ORDER if n in names]
     order += [n for n in names if n not in order]
     useful = [n for n in order if n != "first-layers"]
     return tuple(useful or order)
@@ -177,9 +180,8 @@ def prompts_of(lanes: Mapping[Key, Trace]) -> list[str]:
 
 def drafters_of(lanes: Mapping[Key, Trace]) -> list[str]:
     """The drafters of a set without plain decoding, in the order of `default_drafters`."""
-    known = ["ngram", *reversed(TRAINED_KINDS)]
     found = dict.fromkeys(d for _, d in lanes if d != PLAIN)
-    return sorted(found, key=lambda d: (known.index(d) if d in known else len(known)))
+    return sorted(found, key=lambda d: (_ORDER.index(d) if d in _ORDER else len(_ORDER)))
 
 
 def of_drafter(lanes: Mapping[Key, Trace], drafter: str) -> list[Trace]:

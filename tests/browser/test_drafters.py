@@ -18,7 +18,7 @@ def url(serve, tmp_path_factory):
 
 def opened(page, url):
     page.goto(f"{url}/drafters")
-    expect(page.locator("article.lane")).to_have_count(5, timeout=WAIT)
+    expect(page.locator("article.lane")).to_have_count(6, timeout=WAIT)
     expect(page.get_by_text("Where it fails")).to_be_visible(timeout=WAIT)
     return page
 
@@ -35,7 +35,7 @@ def test_first_paint_has_every_lane_drawn_to_time(page, url):
         expect(lane.locator(".figures")).to_contain_text("tokens/s")
         assert lane.locator("rect[data-round]").count() > 10
     names = page.locator("article.lane .title b").all_inner_texts()
-    assert names == ["plain", "ngram", "autoregressive", "parallel", "hybrid"]
+    assert names == ["plain", "ngram", "autoregressive", "parallel", "lookup+parallel", "hybrid"]
 
 
 def test_the_clock_steps_plays_and_obeys_the_keyboard(page, url):
