@@ -1,5 +1,5 @@
-/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8, 16 or
-   32 bits, attention, and a decoder's layers made of both. A row's result does not depend on how many rows there are.
+/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8, 16
+   or 32 bits, attention, and a decoder's layers of both. A row's result does not depend on how many rows there are.
 
    Functions whose names end in _shared are called by every thread of a team; they share the work. */
 

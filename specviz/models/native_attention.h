@@ -148,6 +148,7 @@ static void attend_shared(const Pass *p, const float *packed, float *keys, float
     }
 }
 
+/* As attend_shared, with a team of its own. */
 void attend(const Pass *pass, const float *packed, float *keys, float *values, float *out, int threads)
 {
 #pragma omp parallel num_threads(threads)

@@ -88,6 +88,12 @@ static __m512 gated(const float *gate, const float *up)
     return _mm512_mul_ps(_mm512_div_ps(x, below), _mm512_loadu_ps(up));
 }
 
+/* A row's sums of one block of outputs, and what they are added to (or null). */
+static inline void put(__m512 sum, const float *add, float *out)
+{
+    _mm512_storeu_ps(out, add ? _mm512_add_ps(sum, _mm512_loadu_ps(add)) : sum);
+}
+
 /* One block of outputs for `rows` <= TILE rows of x [rows, groups]. */
 static inline __attribute__((always_inline)) void tile(
     int bits, int rows, long groups, const Group *x, const uint8_t *w, const float *add, float *out, long stride)
@@ -130,10 +136,7 @@ static inline __attribute__((always_inline)) void tile(
             total[r] = _mm512_fmadd_ps(_mm512_set1_ps(of->sum), lowest, total[r]);
         }
     }
-    for (int r = 0; r < rows; r++) {
-        if (add) total[r] = _mm512_add_ps(total[r], _mm512_loadu_ps(add + r * stride));
-        _mm512_storeu_ps(out + r * stride, total[r]);
-    }
+    for (int r = 0; r < rows; r++) put(total[r], add ? add + r * stride : 0, out + r * stride);
 }
 
 /* The same with weights and x [rows, groups, INPUTS] of 32 bits: CHAINS sums, which do not wait for each other. */
@@ -151,11 +154,8 @@ static inline __attribute__((always_inline)) void tile_32(
             for (int r = 0; r < rows; r++)
                 total[r][j] = _mm512_fmadd_ps(part, _mm512_set1_ps(x[r * groups * INPUTS + k + j]), total[r][j]);
         }
-    for (int r = 0; r < rows; r++) {
-        __m512 sum = _mm512_add_ps(total[r][0], total[r][1]);
-        if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
-        _mm512_storeu_ps(out + r * stride, sum);
-    }
+    for (int r = 0; r < rows; r++)
+        put(_mm512_add_ps(total[r][0], total[r][1]), add ? add + r * stride : 0, out + r * stride);
 }
 
 #ifdef __AVX512BF16__
@@ -177,15 +177,13 @@ static inline __attribute__((always_inline)) void tile_16(
         for (int j = 0; j < CHAINS; j++) {
             const __m512bh part = (__m512bh)_mm512_loadu_si512(w + j * PART);
             _mm_prefetch((const char *)w + AHEAD + j * PART, _MM_HINT_T0);
-            for (int r = 0; r < rows; r++)
-                total[r][j] = _mm512_dpbf16_ps(
-                    total[r][j], part, (__m512bh)_mm512_set1_epi32(((const int *)(x + r * groups * room_bytes(16)))[p + j]));
+            for (int r = 0; r < rows; r++) {
+                const int pair = ((const int *)(x + r * groups * room_bytes(16)))[p + j];
+                total[r][j] = _mm512_dpbf16_ps(total[r][j], part, (__m512bh)_mm512_set1_epi32(pair));
+            }
         }
-    for (int r = 0; r < rows; r++) {
-        __m512 sum = _mm512_add_ps(total[r][0], total[r][1]);
-        if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
-        _mm512_storeu_ps(out + r * stride, sum);
-    }
+    for (int r = 0; r < rows; r++)
+        put(_mm512_add_ps(total[r][0], total[r][1]), add ? add + r * stride : 0, out + r * stride);
 }
 #else /* never called: see native.py */
 static void round_16(__m512 first, __m512 second, char *to) {}
@@ -203,8 +201,11 @@ static void tiles(int bits, long rows, long groups, const char *x, const uint8_t
         else if (bits == 8) tile(8, n, groups, (const Group *)x, w, add, out, stride); \
         else tile(4, n, groups, (const Group *)x, w, add, out, stride); \
         break;
-    for (; rows > 0; rows -= TILE, x += TILE * groups * room_bytes(bits), out += TILE * stride, add += add ? TILE * stride : 0)
+    for (; rows > 0; rows -= TILE) {
         switch (rows < TILE ? rows : TILE) { ROWS(1) ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) }
+        x += TILE * groups * room_bytes(bits), out += TILE * stride;
+        if (add) add += TILE * stride;
+    }
 #undef ROWS
 }
 
@@ -254,11 +255,8 @@ static void tiles_of_unit(long rows, long groups, const char *x, const uint8_t *
             _tile_dpbf16ps(0, 1, 2);
         }
         _tile_stored(0, sums, OUTPUTS * sizeof(float));
-        for (long r = first; r < rows && r < first + MOST; r++) {
-            __m512 sum = _mm512_load_ps(sums + (r - first) * OUTPUTS);
-            if (add) sum = _mm512_add_ps(sum, _mm512_loadu_ps(add + r * stride));
-            _mm512_storeu_ps(out + r * stride, sum);
-        }
+        for (long r = first; r < rows && r < first + MOST; r++)
+            put(_mm512_load_ps(sums + (r - first) * OUTPUTS), add ? add + r * stride : 0, out + r * stride);
     }
 }
 #else
@@ -271,8 +269,7 @@ static void tiles_of_unit(long r, long g, const char *x, const uint8_t *w, const
 
 gain [inputs], or null: x is divided by its root mean square (eps added to the square) and multiplied by gain first.
 is_gated: x is [rows, 2 * inputs], gates and what they let through. bits: of w, 4, 8, 16 or 32. add [rows,
-outputs], or null, is added to out. room: for [rows rounded up to MOST, inputs / 32]
-times room_bytes. */
+outputs], or null, is added to out. room: for [rows rounded up to MOST, inputs / 32] times room_bytes. */
 static void product_shared(const float *x, long rows, long inputs, const float *gain, float eps, int is_gated, int bits,
                            const uint8_t *w, long outputs, const float *add, float *out, char *room)
 {
@@ -316,10 +313,9 @@ static void product_shared(const float *x, long rows, long inputs, const float *
 }
 
 /* x [rows, inputs] -> out [rows, outputs]. bits: of w, 4, 8, 16 or 32. gain [inputs], or null: x goes through an
-RMS norm first. room: for [rows rounded up to MOST, inputs / 32]
-times room_bytes. */
+RMS norm first. room: for [rows rounded up to MOST, inputs / 32] times room_bytes. */
 void product(const float *x, long rows, long inputs, const float *gain, float eps, int bits, const uint8_t *w,
-                   long outputs, float *out, char *room, int threads)
+             long outputs, float *out, char *room, int threads)
 {
 #pragma omp parallel num_threads(threads)
     product_shared(x, rows, inputs, gain, eps, 0, bits, w, outputs, 0, out, room);
