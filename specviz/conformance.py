@@ -152,8 +152,8 @@ class _Feed:
                 for row, k in fitting.items()]
 
     def propose(self, ks: dict[int, int], seed: int = 0) -> Proposal:
-        """What it proposes, q as tensors."""
-        found = self.drafter.propose(self.requests(ks, seed))
+        """What it proposes, tokens as numbers and q as tensors."""
+        found = self.drafter.propose(self.requests(ks, seed)).on_host()
         return replace(found, draft_probs=[whole(q) for q in found.draft_probs])
 
     def commit(self, row: int, emitted: Sequence[int]) -> None:

@@ -17,12 +17,13 @@ from specviz.costs import pass_cost
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.errors import SettingsError
 from specviz.hardware.machine import Timer, clock
-from specviz.lazy import Rows, Warped, whole
+from specviz.lazy import Rows, together, whole
 from specviz.models.cache import RaggedCache
-from specviz.models.causal import CausalModel
+from specviz.models.causal import CausalModel, Output
 from specviz.row import Row
-from specviz.sampling import Judgement, draw, judge, uniform
-from specviz.trace import MAX_ROWS, Baseline, Cost, Round, Settings, Verdict
+from specviz.sampling import judge_rows, uniform, warped
+from specviz.trace import MAX_ROWS, Baseline, Cost, Position, Round, Settings, Verdict
+from specviz.transfer import onto, read
 
 
 @dataclass
@@ -169,45 +170,42 @@ def play_round(
                 us = tuple(uniform(row.seed, row.rounds, slot, "draft") for slot in range(k))
                 requests.append(Request(row.id, row.anchor, k, us))
         proposal = drafter.propose(requests) if requests else None
-        drafts = {row.id: _Draft.none(target) for row in active}
+        drafts = {row.id: _Draft(None, 0, 0) for row in active}
         if proposal:
             lengths = cut(proposal) if cut else [len(t) for t in proposal.tokens]
-            drafts |= {r.row: _Draft.of(proposal, i, lengths[i]) for i, r in enumerate(requests)}
+            drafts |= {r.row: _Draft(proposal, i, lengths[i]) for i, r in enumerate(requests)}
 
     # 3. Verify: anchor and drafts of every row, K + 1 positions each, in one pass.
     with timer.section("verify"):
         ids = [row.id for row in active] + [row for row, _ in chunks]
         contexts = [cache.lengths[row] for row in ids]
-        packed = [[row.anchor, *drafts[row.id].tokens] for row in active]
+        packed = [drafts[row.id].after(row.anchor) for row in active]
         positions = sum(map(len, packed))
         wanted = [*map(len, packed), *(0 for _ in chunks)] if chunks else True
         packed += [list(tokens) for _, tokens in chunks]
         out = target.forward(cache, ids, packed, taps, logits=wanted if active else False)
 
-    # 4. Judge each row by itself, keep what it earned, and roll the rest back.
-    verdicts, going_on = [], []
+    # 4. Judge each row by itself, and read what came of it: nothing up to here waits for the device.
     with timer.section("judge"):
+        if active:
+            verdict = _judge(out, active, [drafts[row.id] for row in active], settings)
+            accepted, bonuses = _settle(verdict, proposal, record)
+
+    # 5. Keep what it earned, and roll the rest back.
+    verdicts, going_on = [], []
+    with timer.section("commit"):
         for i, row in enumerate(active):
             draft = drafts[row.id]
-            k = len(draft.tokens)
-            target_probs = Warped(out.logits[i], settings)
-            accept_uniforms = [uniform(row.seed, row.rounds, slot, "accept") for slot in range(k)]
-            bonus_uniform = uniform(row.seed, row.rounds, 0, "bonus")
-            judgement = judge(target_probs, draft.probs, draft.tokens, accept_uniforms, bonus_uniform)
-            emitted, finished = _emit(row, draft.tokens, judgement, eos_ids)
-            on_draft = len(emitted) <= judgement.accepted  # the text ended on an accepted draft
-            accepted = len(emitted) if on_draft else judgement.accepted
-            bonus = None if on_draft else judgement.bonus_token
-            judged = accepted if on_draft else min(accepted + 1, k)
+            k, bonus, kind = draft.length, bonuses[i], "leftover" if accepted[i] < draft.length else "all_accepted"
+            emitted, finished = _emit(row, draft.tokens[: accepted[i]], bonus, eos_ids)
+            on_draft = len(emitted) <= accepted[i]  # the text ended on an accepted draft
+            kept = len(emitted) if on_draft else accepted[i]
             with timer.section("record"):
-                recorded = recording.positions(
-                    out.logits[i], target_probs.whole(), None if draft.logits is None else whole(draft.logits),
-                    whole(draft.probs), draft.tokens, accept_uniforms, judged, accepted, bonus, draft.confidence,
-                    draft.first_guess,
-                ) if record else ()
+                recorded = _recorded(out, verdict, i, draft, kept, None if on_draft else bonus) if record else ()
             verdicts.append(Verdict(
-                row.id, contexts[i], row.anchor, draft.proposed, k, accepted, recorded, tuple(emitted),
-                None if on_draft else judgement.kind, bonus, None if on_draft else bonus_uniform, finished,
+                row.id, contexts[i], row.anchor, draft.proposed, k, kept, recorded, tuple(emitted),
+                None if on_draft else kind, None if on_draft else bonus,
+                None if on_draft else verdict.bonus_uniforms[i], finished,
             ))
             row.emitted += emitted
             row.rounds += 1
@@ -216,15 +214,15 @@ def play_round(
                 if drafter:
                     drafter.drop(row.id)
             else:
-                cache.truncate(row.id, contexts[i] + 1 + accepted)
+                cache.truncate(row.id, contexts[i] + 1 + kept)
                 if drafter:
-                    drafter.commit(row.id, emitted, out.taps[i][: 1 + accepted] if taps else None)
+                    drafter.commit(row.id, emitted, out.taps[i][: 1 + kept] if taps else None)
                 going_on.append(row)
 
     recording_seconds = timer.seconds("record")
     round_ = Round(
         index, tuple(verdicts), timer.seconds("draft"), timer.seconds("verify"),
-        max(0.0, timer.seconds("judge") - recording_seconds), recording_seconds,
+        timer.seconds("judge") + max(0.0, timer.seconds("commit") - recording_seconds), recording_seconds,
         sum(map(len, packed)), proposal.draft_tokens if proposal else 0,
         pass_cost(target.shape, [len(p) for p in packed], contexts, positions),
         proposal.cost if proposal else Cost(0, 0),
@@ -236,32 +234,83 @@ def play_round(
 class _Draft:
     """One row's share of a Proposal, as far as it goes to the verify pass."""
 
-    proposed: int
-    tokens: list[int]
-    probs: Rows
-    logits: Rows | None
-    confidence: list[float] | None
-    first_guess: list[int] | None
+    proposal: Proposal | None
+    i: int
+    """Which of the proposal's rows it is."""
+    length: int
 
-    @classmethod
-    def of(cls, proposal: Proposal, i: int, length: int) -> _Draft:
-        logits = proposal.draft_logits[i]
-        return cls(
-            len(proposal.tokens[i]), proposal.tokens[i][:length], proposal.draft_probs[i][:length],
-            None if logits is None else logits[:length],
-            proposal.confidence[i][:length] if proposal.confidence else None,
-            proposal.first_guess[i][:length] if proposal.first_guess else None,
-        )
+    def part(self, of: list | None):
+        """Its share of one of the proposal's lists."""
+        return None if of is None or of[self.i] is None else of[self.i][: self.length]
 
-    @classmethod
-    def none(cls, target: CausalModel) -> _Draft:
-        empty = torch.empty(0, target.vocab_size, dtype=torch.float64, device=target.device)
-        return cls(0, [], empty, None, None, None)
+    @property
+    def proposed(self) -> int:
+        return len(self.proposal.tokens[self.i]) if self.proposal else 0
+
+    @property
+    def tokens(self) -> list[int] | torch.Tensor:
+        return self.part(self.proposal.tokens) if self.proposal else []
+
+    def after(self, anchor: int) -> list[int] | torch.Tensor:
+        """Anchor and drafts."""
+        if isinstance(tokens := self.tokens, torch.Tensor):
+            return torch.cat([onto([anchor], tokens.device), tokens])
+        return [anchor, *tokens]
 
 
-def _emit(row: Row, drafts: list[int], judgement: Judgement, eos_ids: frozenset[int]) -> tuple[list[int], str | None]:
+@dataclass(frozen=True)
+class _Verdict:
+    """On all rows of a round: how many drafts were accepted, and the bonus tokens, still on the device; and by what."""
+
+    accepted: torch.Tensor
+    bonus: torch.Tensor
+    target_probs: Rows
+    accept_uniforms: list[list[float]]
+    bonus_uniforms: list[float]
+
+
+def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], settings: Settings) -> _Verdict:
+    """The accept rule over all rows of a verify pass."""
+    device = out.packed.device
+    us = [[uniform(row.seed, row.rounds, slot, "accept") for slot in range(draft.length)]
+          for row, draft in zip(active, drafts)]
+    bonus_us = [uniform(row.seed, row.rounds, 0, "bonus") for row in active]
+    p = warped(out.packed, settings.temperature, settings.top_k, settings.top_p)
+    given = [draft for draft in drafts if draft.length]
+    q = together([draft.part(draft.proposal.draft_probs) for draft in given]) if given else None
+    tokens = [t if isinstance(t := draft.tokens, torch.Tensor) else onto(t, device) for draft in given]
+    accepted, bonus = judge_rows(
+        p, out.starts[: len(active)], q, torch.cat(tokens) if given else None, [draft.length for draft in drafts],
+        onto([u for of_row in us for u in of_row], device, torch.float64), onto(bonus_us, device, torch.float64))
+    return _Verdict(accepted, bonus, p, us, bonus_us)
+
+
+def _settle(verdict: _Verdict, proposal: Proposal | None, record: bool) -> tuple[list[int], list[int]]:
+    """How many drafts of each row were accepted, and the bonus tokens; and from now on the proposal is on the host."""
+    if proposal is None:
+        return tuple(read(verdict.accepted, verdict.bonus))
+    accepted, bonus, *lists = read(verdict.accepted, verdict.bonus, *proposal.parts(details=record))
+    proposal.settle(lists)
+    return accepted, bonus
+
+
+def _recorded(out: Output, verdict: _Verdict, i: int, draft: _Draft, accepted: int,
+              bonus: int | None) -> tuple[Position, ...]:
+    """The Positions of row i."""
+    k, proposal = draft.length, draft.proposal
+    at = slice(out.starts[i], out.starts[i] + k + 1)
+    logits = draft.part(proposal.draft_logits) if k else None
+    q = whole(draft.part(proposal.draft_probs)) if k else out.packed.new_empty(0, out.packed.shape[-1]).double()
+    judged = accepted if bonus is None else min(accepted + 1, k)
+    return recording.positions(
+        out.packed[at], whole(verdict.target_probs[at]), None if logits is None else whole(logits), q, draft.tokens,
+        verdict.accept_uniforms[i], judged, accepted, bonus, draft.part(proposal.confidence) if k else None,
+        draft.part(proposal.first_guess) if k else None)
+
+
+def _emit(row: Row, accepted: list[int], bonus: int, eos_ids: frozenset[int]) -> tuple[list[int], str | None]:
     """The tokens a row emits: accepted drafts and bonus, ending at an end-of-text token or at its limit."""
-    emitted = [*drafts[: judgement.accepted], judgement.bonus_token]
+    emitted = [*accepted, bonus]
     for n, token in enumerate(emitted, 1):
         if token in eos_ids:
             return emitted[:n], "eos"
@@ -277,8 +326,7 @@ def _plain_step(
     with timer.section("forward"):
         out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
     with timer.section("draw"):
-        for row, logits in zip(rows, out.logits):
-            draw(Warped(logits, settings)[0], uniform(row.seed, row.rounds, 0, "bonus"))
+        read(_judge(out, rows, [_Draft(None, 0, 0)] * len(rows), settings).bonus)
     for row, length in zip(rows, contexts):
         cache.truncate(row.id, length)
     forward = timer.seconds("forward")

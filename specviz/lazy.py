@@ -1,33 +1,36 @@
 """Distributions over a whole vocabulary that are made only where they are looked at.
 
-A round looks at few of the K + 1 rows of tens of thousands of float64 that p and q are: at one probability per accepted
-draft, and at a whole row only after a rejection or past the last draft. Both classes are read as a tensor [K, V] is:
-by [slot], which gives a row [V], and by [slot, token].
+A round looks at few of the rows of tens of thousands of float64 that p and q are: at one probability for each draft,
+and at one row for each text. OneHot and Spread stand for a tensor [K, V]; the functions below read all three alike,
+many rows at once and without waiting for the device.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
 
 import torch
 
-from specviz.sampling import warp
-from specviz.trace import Settings
 
+class OneHot:
+    """Rows [K, V] with one token each that has probability 1: what is chosen without chance."""
 
-class Warped:
-    """p: logits [K, V] after temperature, top-k and top-p, in float64."""
+    def __init__(self, tokens: torch.Tensor, size: int):
+        """tokens [K]; size: V."""
+        self.tokens, self.size, self.device = tokens, size, tokens.device
 
-    def __init__(self, logits: torch.Tensor, settings: Settings):
-        self._logits, self._warp = logits, (settings.temperature, settings.top_k, settings.top_p)
-        self._row = cache(lambda slot: warp(logits[slot], *self._warp))
+    def __len__(self) -> int:
+        return len(self.tokens)
 
-    def __getitem__(self, at: int | tuple[int, int]) -> torch.Tensor:
-        return self._row(at[0])[at[1]] if isinstance(at, tuple) else self._row(at)
+    def __getitem__(self, at: slice | torch.Tensor) -> OneHot:
+        return OneHot(self.tokens[at], self.size)
+
+    def chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+        return (self.tokens == tokens).double()
 
     def whole(self) -> torch.Tensor:
-        """[K, V]"""
-        return warp(self._logits, *self._warp)
+        full = torch.zeros(len(self), self.size, dtype=torch.float64, device=self.tokens.device)
+        return full.scatter_(1, self.tokens[:, None], 1.0)
 
 
 class Spread:
@@ -35,36 +38,45 @@ class Spread:
 
     def __init__(self, values: torch.Tensor, ids: torch.Tensor, size: int, rest: float):
         """values [K, Vd]; ids [Vd]: their tokens, ascending; size: V; rest: what all other tokens have."""
-        self.values, self.ids, self.size, self.rest = values, ids, size, rest
+        self.values, self.ids, self.size, self.rest, self.device = values, ids, size, rest, values.device
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, at: int | slice | tuple[int, int]) -> torch.Tensor | float | Spread:
-        """A row, fewer rows that are spread as well, or one value."""
-        if isinstance(at, slice):
-            return Spread(self.values[at], self.ids, self.size, self.rest)
-        if isinstance(at, tuple):
-            slot, token = at
-            column = int(torch.searchsorted(self.ids, token))
-            held = column < len(self.ids) and int(self.ids[column]) == token
-            return float(self.values[slot, column]) if held else self.rest
-        return self._spread(self.values[at])
+    def __getitem__(self, at: slice | torch.Tensor) -> Spread:
+        return Spread(self.values[at], self.ids, self.size, self.rest)
+
+    def chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+        column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
+        found = self.values.gather(1, column[:, None])[:, 0]
+        return found.masked_fill(self.ids[column] != tokens, self.rest)
 
     def whole(self) -> torch.Tensor:
-        """[K, V]"""
-        return self._spread(self.values)
-
-    def _spread(self, values: torch.Tensor) -> torch.Tensor:
-        shape = (*values.shape[:-1], self.size)
-        full = torch.full(shape, self.rest, dtype=values.dtype, device=values.device)
-        full[..., self.ids] = values
+        full = torch.full((len(self), self.size), self.rest, dtype=self.values.dtype, device=self.values.device)
+        full[:, self.ids] = self.values
         return full
 
 
-Rows = torch.Tensor | Warped | Spread
+Rows = torch.Tensor | OneHot | Spread
+
+
+def chosen(rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+    """The probability [K] that each of the rows [K, V] gives to its token [K]."""
+    return rows.gather(1, tokens[:, None])[:, 0] if isinstance(rows, torch.Tensor) else rows.chosen(tokens)
 
 
 def whole(rows: Rows) -> torch.Tensor:
     """The tensor [K, V] of such rows."""
     return rows if isinstance(rows, torch.Tensor) else rows.whole()
+
+
+def together(parts: Sequence[Rows]) -> Rows:
+    """One after the other, as lazy as they are if they are of one kind."""
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    if all(isinstance(part, OneHot) for part in parts):
+        return OneHot(torch.cat([part.tokens for part in parts]), first.size)
+    if all(isinstance(part, Spread) and part.ids is first.ids for part in parts):
+        return Spread(torch.cat([part.values for part in parts]), first.ids, first.size, first.rest)
+    return torch.cat([whole(part) for part in parts])

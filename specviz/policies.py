@@ -36,6 +36,8 @@ class Policy(Protocol):
     name: str
     last: Schedule | None
     """The latest schedule, for the one-step view; None if the policy makes none."""
+    reads_confidence: bool
+    """`cut` looks at confidences: a round then waits for the device once more, before it verifies."""
 
     def wishes(self, requests: Sequence[int], prompt_tokens: int) -> list[int]:
         """Drafts to propose for each request, `prompt_tokens` of others being read in the same pass."""
@@ -55,6 +57,7 @@ class Fixed:
     """The same K whatever happens; 0 is no speculation."""
 
     last = None
+    reads_confidence = False
 
     def __init__(self, k: int):
         self.k = k
@@ -75,6 +78,8 @@ class Fixed:
 
 class _Learning:
     """Keeps the survival estimate, and tries a draft now and then where it has not drafted for long."""
+
+    reads_confidence = False
 
     def __init__(self, costs: RoundCosts, max_k: int):
         self.costs, self.max_k = costs, max_k
@@ -131,6 +136,7 @@ class Prefix(_Learning):
     """
 
     name = "prefix scheduler"
+    reads_confidence = True
 
     def __init__(self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True,
                  early: bool = False):

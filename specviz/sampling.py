@@ -11,12 +11,12 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import accumulate
 
 import torch
 
-if TYPE_CHECKING:
-    from specviz.lazy import Rows
+from specviz.lazy import OneHot, Rows, chosen, whole
+from specviz.transfer import onto, places, read
 
 STREAMS = {"draft": 0, "accept": 1, "bonus": 2}
 
@@ -54,44 +54,74 @@ def warp(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float 
     return probs
 
 
+def warped(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Rows:
+    """`warp` of logits [K, V]; at temperature 0 without writing the zeros down."""
+    if temperature == 0:
+        return OneHot(likeliest(logits), logits.shape[-1])
+    return warp(logits, temperature, top_k, top_p)
+
+
+_PIECE = 256
+
+
+def likeliest(logits: torch.Tensor) -> torch.Tensor:
+    """The first largest of each row of logits [K, V]: [K].
+
+    On a processor torch looks for places one number at a time, and for values sixteen at once: so first for the piece
+    of the row that holds the largest value.
+    """
+    rows, size = logits.shape
+    if logits.device.type != "cpu" or size % _PIECE or size < 32 * _PIECE:
+        return logits.argmax(-1)
+    pieces = logits.view(rows, -1, _PIECE)
+    best = pieces.amax(-1).argmax(-1)
+    within = pieces.gather(1, best[:, None, None].expand(-1, 1, _PIECE))[:, 0].argmax(-1)
+    return best * _PIECE + within
+
+
 _LIKELIEST = 512
-"""How many of the likeliest tokens are sorted to find the nucleus; all are if that does not hold it."""
+"""How many of the likeliest tokens are sorted to find the nucleus; all are if that does not hold it, and where looking
+would mean to wait for the device."""
 
 
 def _nucleus(probs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest of probs [..., V] in descending order, and which of them lie past the place where their running sum
     first reaches top_p. Both [..., n] with n large enough."""
-    for n in (_LIKELIEST, probs.shape[-1]):
+    for n in (_LIKELIEST if probs.device.type == "cpu" else probs.shape[-1], probs.shape[-1]):
         if n <= probs.shape[-1]:
             descending = probs.topk(n, dim=-1).values
             # the first place where the running sum reaches top_p is still kept
             reached = descending.cumsum(-1) - descending >= top_p
-            if bool(reached[..., -1].all()):
+            if n == probs.shape[-1] or bool(reached[..., -1].all()):
                 break
     return descending, reached
 
 
-def draw(probs: torch.Tensor, u: float) -> int:
-    """The token at which the running sum of probs [V] first exceeds u times their total (inverse CDF).
-    A token of probability 0 is never drawn. probs need not be normalised, but must not be all 0."""
+def draws(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
+    """From each of the rows probs [N, V] the token [N] at which their running sum first exceeds the uniform [N] times
+    their total (inverse CDF). A token of probability 0 is never drawn: a uniform below 1 times the total is below the
+    total in float64. probs need not be normalised, but no row may be all 0."""
     running = probs.cumsum(-1)
-    token = int(torch.searchsorted(running, u * running[-1:], right=True))
-    if token >= len(probs):  # u * total rounded up to the total
-        token = int(probs.nonzero()[-1])
-    return token
+    return torch.searchsorted(running, uniforms[:, None] * running[:, -1:], right=True)[:, 0]
 
 
-def accepts(p: float, q: float, u: float) -> bool:
-    """The accept rule for one drafted token: with probability min(1, p/q), decided by u in [0, 1)."""
+def draw(probs: torch.Tensor, u: float) -> int:
+    """`draws` of one row [V]."""
+    return int(draws(probs[None], onto([u], probs.device, torch.float64)))
+
+
+def accepts(p, q, u):
+    """The accept rule for drafted tokens, numbers or tensors of them: with probability min(1, p/q), decided by u in
+    [0, 1)."""
     return u * q < p
 
 
 def leftover(target_probs: torch.Tensor, draft_probs: torch.Tensor) -> torch.Tensor:
-    """norm(max(0, p - q)) of [V] and [V]: what the target draws from after a rejection. Where p = q up to
+    """norm(max(0, p - q)) of [..., V] and [..., V]: what the target draws from after a rejection. Where p = q up to
     rounding nothing is left and a rejection cannot happen; p itself is returned then."""
-    rest = (target_probs - draft_probs).clamp(min=0)
-    total = rest.sum()
-    return rest / total if total > 0 else target_probs
+    rest = (target_probs - draft_probs).clamp_(min=0)
+    total = rest.sum(-1, keepdim=True)
+    return torch.where(total > 0, rest.div_(total), target_probs)
 
 
 @dataclass(frozen=True)
@@ -111,14 +141,49 @@ def judge(
     accept_uniforms: Sequence[float],
     bonus_uniform: float,
 ) -> Judgement:
-    """Judge K drafts in order and draw the bonus token.
+    """`judge_rows` of one row. target_probs [K + 1, V], draft_probs [K, V]; draft_tokens and accept_uniforms [K]."""
+    device, k = target_probs.device, len(draft_tokens)
+    accepted, bonus = read(*judge_rows(
+        target_probs, [0], draft_probs, onto(draft_tokens, device), [k], onto(accept_uniforms, device, torch.float64),
+        onto([bonus_uniform], device, torch.float64)))
+    return Judgement(accepted[0], bonus[0], "leftover" if accepted[0] < k else "all_accepted")
 
-    target_probs [K + 1, V], draft_probs [K, V], tensors or read like them; draft_tokens and accept_uniforms [K]. The
-    first rejection stops the chain: the token there is drawn from the leftover and later drafts are never looked at.
+
+def judge_rows(
+    target_probs: Rows, starts: Sequence[int], draft_probs: Rows, draft_tokens: torch.Tensor, counts: Sequence[int],
+    accept_uniforms: torch.Tensor, bonus_uniforms: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Judge the K_r drafts of each of R rows in order, and draw each row's bonus token; never waits for the device.
+
+    target_probs [M, V]: those of row r from starts[r] on, K_r + 1 of them; draft_probs [N, V], draft_tokens and
+    accept_uniforms [N]: counts[r] = K_r of them for one row after the other; bonus_uniforms [R]. A row's first
+    rejection stops its chain: the token there is drawn from the leftover and later drafts do not count. Returns how
+    many drafts were accepted [R], and the bonus tokens [R].
     """
-    for slot, token in enumerate(draft_tokens):
-        p, q = float(target_probs[slot, token]), float(draft_probs[slot, token])
-        if not accepts(p, q, accept_uniforms[slot]):
-            rest = leftover(target_probs[slot], draft_probs[slot])
-            return Judgement(slot, draw(rest, bonus_uniform), "leftover")
-    return Judgement(len(draft_tokens), draw(target_probs[len(draft_tokens)], bonus_uniform), "all_accepted")
+    device = bonus_uniforms.device
+    begin = onto(starts, device)
+    accepted = torch.zeros_like(begin)
+    if any(counts):
+        drafted = places([start + slot for start, k in zip(starts, counts) for slot in range(k)], device)
+        kept = accepts(chosen(target_probs[drafted], draft_tokens), chosen(draft_probs, draft_tokens), accept_uniforms)
+        accepted = _leading(kept, counts)
+    p = target_probs[begin + accepted]
+    if isinstance(p, OneHot):  # a draft that was rejected is another token: all of p is left over
+        return accepted, p.tokens
+    if any(counts):
+        rejected = accepted < onto(counts, device)
+        first = onto([end - k for end, k in zip(accumulate(counts), counts)], device)
+        # past the last draft any q will do: it counts nothing
+        q = whole(draft_probs[(first + accepted).clamp_(max=len(draft_tokens) - 1)])
+        p = leftover(p, q * rejected[:, None])
+    return accepted, draws(p, bonus_uniforms)
+
+
+def _leading(kept: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+    """kept [N] of rows with so many drafts each -> how many are kept before each row's first that is not [R]."""
+    most = max(counts)
+    if len(set(counts)) > 1:
+        ends = list(accumulate(counts))
+        grid = [end - k + slot if slot < k else ends[-1] for end, k in zip(ends, counts) for slot in range(most)]
+        kept = torch.cat([kept, kept.new_zeros(1)])[onto(grid, kept.device)]
+    return kept.view(len(counts), most).long().cumprod(-1).sum(-1)

@@ -13,13 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.policies import Policy
 from specviz.row import Row
 from specviz.scheduling import RoundCosts
 from specviz.trace import Cost, Round, Verdict
+
+if TYPE_CHECKING:
+    from specviz.drafters.base import Proposal
 
 # -------------------------------------------------------------------------------------------- requests
 
@@ -204,9 +207,14 @@ class RealEngine:
         from specviz.decoding import drafts_wished, play_round
 
         asked = [row.id for row, wish in zip(rows, wishes) if drafts_wished(self.drafter, row, wish) > 0]
+
+        def cut(proposal: Proposal) -> list[int]:
+            sure = policy.reads_confidence and proposal.confidence is not None
+            return policy.cut(asked, [len(t) for t in proposal.tokens], proposal.on_host().confidence if sure else None)
+
         played = play_round(
             self.target, self.drafter, self.cache, rows, wishes, self.settings, self.eos_ids, self._timer, self._index,
-            cut=lambda p: policy.cut(asked, [len(t) for t in p.tokens], p.confidence), record=False,
+            cut=cut, record=False,
             chunks=[(row.id, tokens) for row, tokens in chunks],
         )
         self._index += 1

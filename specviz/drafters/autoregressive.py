@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -11,6 +12,7 @@ from specviz.drafters.base import Proposal, Request
 from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.models.causal import CausalModel
 from specviz.trace import MAX_K, Cost, Settings
+from specviz.transfer import onto, places, read
 
 
 class AutoregressiveDrafter:
@@ -34,67 +36,72 @@ class AutoregressiveDrafter:
         self.name, self.label = name, label
         self._cache = model.new_cache()
         self._texts: dict[int, list[int]] = {}
-        """Committed tokens of each row, the anchor included."""
-        self._forwarded: dict[int, list[int]] = {}
-        """What the row's cache holds."""
+        """Committed tokens of each row, the anchor included. The cache holds the first of them and, past them all,
+        drafts."""
+        self._drafts: dict[int, tuple[list, int]] = {}
+        """The tokens of the last proposal for each row: a list of rows, and which of them it is."""
 
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._cache.add(row, capacity)
         self._texts[row] = list(prompt)
-        self._forwarded[row] = list(prompt[:-1])
         if len(prompt) > 1:
             self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
-        tokens: list[list[int]] = [[] for _ in requests]
-        probs: list[list[torch.Tensor]] = [[] for _ in requests]
-        logits: list[list[torch.Tensor]] = [[] for _ in requests]
+        device = self.model.device
+        drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
-        feed = {i: self._texts[r.row][len(self._forwarded[r.row]):] for i, r in enumerate(requests)}
+        feed = {i: self._texts[r.row][self._cache.lengths[r.row]:] for i, r in enumerate(requests)}
+        uniforms = onto([u for r in requests for u in r.uniforms], device, torch.float64)
+        starts = [end - len(r.uniforms) for end, r in zip(accumulate(len(r.uniforms) for r in requests), requests)]
         forwarded, flops, moved = 0, 0, 0
+        slot = 0
         while feed:
             rows = [requests[i].row for i in feed]
             contexts = [self._cache.lengths[row] for row in rows]
             out = self.model.forward(self._cache, rows, list(map(self._known, feed.values())), logits=[1] * len(rows))
             cost = pass_cost(self.model.shape, [len(t) for t in feed.values()], contexts, len(rows))
             forwarded, flops, moved = forwarded + sum(map(len, feed.values())), flops + cost.flops, moved + cost.bytes
-            following = {}
-            for (i, fed), row_logits in zip(feed.items(), out.logits):
-                request, slot = requests[i], len(tokens[i])
-                self._forwarded[request.row] += fed
-                raw = row_logits[:, : len(self.vocabulary)]
-                token, q = self.vocabulary.choose(raw, self.settings, request.uniforms[slot: slot + 1])
-                tokens[i] += token
-                probs[i].append(q)
-                logits[i].append(raw)
-                if len(tokens[i]) < request.k:
-                    following[i] = token
-            feed = following
-        return Proposal(
-            tokens, [self.vocabulary.spread_probs(torch.cat(q)) for q in probs],
-            [self.vocabulary.spread_logits(torch.cat(x)) for x in logits], forwarded, Cost(flops, moved),
-        )
+            raw = out.packed[places(out.starts, device)][:, : len(self.vocabulary)]
+            here = places([starts[i] + slot for i in feed], device)
+            tokens, drawn_from = self.vocabulary.choose(raw, self.settings, uniforms[here])
+            for n, i in enumerate(feed):
+                drawn[i].append(tuple(x[n: n + 1] for x in (tokens, raw, drawn_from) if x is not None))
+            slot += 1
+            feed = {i: tokens[n: n + 1] for n, i in enumerate(feed) if slot < requests[i].k}
+        columns = [[torch.cat(part) for part in zip(*of_row)] for of_row in drawn]
+        drafts = [tokens for tokens, *_ in columns]
+        self._drafts = {r.row: (drafts, i) for i, r in enumerate(requests)}
+        q = [self.vocabulary.probs(tokens, *(drawn_from or [None])) for tokens, _, *drawn_from in columns]
+        return Proposal(drafts, q, [self.vocabulary.spread_logits(raw) for _, raw, *_ in columns], forwarded,
+                        Cost(flops, moved))
 
-    def _known(self, tokens: Sequence[int]) -> list[int]:
+    def _known(self, tokens: Sequence[int] | torch.Tensor) -> Sequence[int] | torch.Tensor:
         """Tokens as the drafter can read them: a padding id that only the target has is read as token 0. That can
-        cost acceptance and nothing else, since q is what the drafter says after it."""
+        cost acceptance and nothing else, since q is what the drafter says after it. It drafts none of them."""
         size = self.model.embedding.shape[0]
-        return [token if token < size else 0 for token in tokens]
+        return tokens if isinstance(tokens, torch.Tensor) else [token if token < size else 0 for token in tokens]
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
-        text, cached = self._texts[row], self._forwarded[row]
+        text, held = self._texts[row], self._cache.lengths[row]
+        before = len(text)
         text += emitted
         # Keep of the cache what the verdict confirmed; the new anchor itself is never in it.
-        agreed = min(len(cached), len(text) - 1)
-        while cached[:agreed] != text[:agreed]:
-            agreed -= 1
-        del cached[agreed:]
+        last = min(held, len(text) - 1)
+        agreed = min(before, last)
+        if agreed < last:
+            drafts, i = self._drafts[row]
+            # numbers by now, unless somebody else than the decoding loop asked for them
+            proposed = drafts[i] if isinstance(drafts[i], list) else read(drafts[i])[0]
+            while agreed < last and proposed[agreed - before] == text[agreed]:
+                agreed += 1
         self._cache.truncate(row, agreed)
 
     def drop(self, row: int) -> None:
         self._cache.drop(row)
-        del self._texts[row], self._forwarded[row]
+        del self._texts[row]
+        self._drafts.pop(row, None)
 
 
 def first_layers(target: CausalModel, model: CausalModel, settings: Settings) -> AutoregressiveDrafter:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
 from specviz.lazy import Rows
 from specviz.trace import Cost
+from specviz.transfer import read
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Request:
 class Proposal:
     """What was drafted, one entry per Request in the same order. K_r may be less than was asked."""
 
-    tokens: list[list[int]]
-    """K_r token ids each."""
+    tokens: list[list[int] | torch.Tensor]
+    """K_r token ids each, as numbers or as an int64 tensor [K_r] on the target's device, for which then nobody had to
+    wait; `settle` puts numbers in their place. So with `confidence` and `first_guess`."""
     draft_probs: list[Rows]
     """[K_r, V] float64 each, as a tensor or in a form that is read like one: the very distributions that the tokens
     were drawn from; one-hot if they were chosen without chance. They must not depend on any of the target's
@@ -38,10 +40,26 @@ class Proposal:
     draft_tokens: int
     """Positions that the drafter forwarded for this proposal."""
     cost: Cost
-    confidence: list[list[float]] | None = None
+    confidence: list[list[float] | torch.Tensor] | None = None
     """P(draft survives | all before it did), per slot."""
-    first_guess: list[list[int]] | None = None
+    first_guess: list[list[int] | torch.Tensor] | None = None
     """Hybrid: what the parallel pass alone proposed, per slot."""
+
+    def parts(self, details: bool = True) -> list[list | torch.Tensor]:
+        """The rows' tokens and, with `details`, confidences and first guesses: what `settle` takes as lists."""
+        return [*self.tokens, *((self.confidence or []) + (self.first_guess or []) if details else [])]
+
+    def settle(self, lists: Sequence[list]) -> None:
+        """Put numbers in the place of the tensors of `parts`."""
+        rows, rest = len(self.tokens), list(lists)
+        for held in (self.tokens, self.confidence, self.first_guess):
+            if held and rest:
+                held[:], rest = rest[:rows], rest[rows:]
+
+    def on_host(self) -> Self:
+        """Itself, settled."""
+        self.settle(read(*self.parts()))
+        return self
 
 
 class Drafter(Protocol):

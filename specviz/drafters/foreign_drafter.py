@@ -15,9 +15,11 @@ from torch.nn import functional
 from specviz.costs import ModelShape, pass_cost
 from specviz.drafters.base import Proposal, Request
 from specviz.drafters.foreign import ForeignNet
+from specviz.lazy import OneHot
 from specviz.models.causal import CausalModel
-from specviz.sampling import draw, warp
+from specviz.sampling import draws, warp
 from specviz.trace import MAX_K, Cost, Settings
+from specviz.transfer import onto, places
 
 
 class _RowContext:
@@ -105,43 +107,44 @@ class ForeignDrafter:
 
     def _argmax(self, requests: Sequence[Request], counts: list[int], logits: list[torch.Tensor]) -> Proposal:
         full = [self.net.spread(x) for x in logits]
-        probs = [warp(x, 0) for x in full]
-        return Proposal([x.argmax(-1).tolist() for x in probs], probs, full, len(counts) * self.net.config.block,
-                        self._cost(requests, counts))
+        tokens = [x.argmax(-1) for x in full]
+        return Proposal(tokens, [OneHot(t, x.shape[-1]) for t, x in zip(tokens, full)], full,
+                        len(counts) * self.net.config.block, self._cost(requests, counts))
 
     def _serial(
         self, requests: Sequence[Request], counts: list[int], states: list[torch.Tensor], logits: list[torch.Tensor]
     ) -> Proposal:
         net, s = self.net, self.settings
-        head, n = net.markov_head, len(requests)
-        previous = [r.anchor for r in requests]
-        memory = torch.zeros(n, head.rank, dtype=net.fc.weight.dtype, device=net.fc.weight.device)
-        out: list[list[list]] = [[[] for _ in requests] for _ in range(4)]
-        tokens, probs, raw, confidence = out
+        head, n, device = net.markov_head, len(requests), net.fc.weight.device
+        previous = onto([r.anchor for r in requests], device)
+        memory = torch.zeros(n, head.rank, dtype=net.fc.weight.dtype, device=device)
+        drawn: list[list[tuple]] = [[] for _ in requests]
         for slot in range(max(counts)):
             going = [i for i, count in enumerate(counts) if slot < count]
-            before = head.markov_w1(torch.tensor([previous[i] for i in going], device=memory.device))
+            rows = places(going, device)
+            before = head.markov_w1(previous[rows])
             state = torch.stack([states[i][slot] for i in going])
-            added, memory[going] = head(state, before, memory[going])
+            added, memory[rows] = head(state, before, memory[rows])
             full = net.spread(torch.stack([logits[i][slot] for i in going]) + added.float())
             q = warp(full, s.temperature, s.top_k, s.top_p)
+            us = onto([requests[i].uniforms[slot] for i in going], device, torch.float64)
+            previous[rows] = tokens = draws(q, us)
             sure = self._confidence(state, before)
-            for at, i in enumerate(going):
-                previous[i] = draw(q[at], requests[i].uniforms[slot])
-                for row, value in zip(out, (previous[i], q[at], full[at], sure[at])):
-                    row[i].append(value)
-        guess = [net.spread(x).argmax(-1).tolist() for x in logits]
-        return Proposal(tokens, [torch.stack(p) for p in probs], [torch.stack(x) for x in raw],
-                        n * net.config.block, self._cost(requests, counts),
-                        confidence if net.config.confidence else None, guess)
+            for part, i in enumerate(going):
+                drawn[i].append((tokens[part], q[part], full[part], sure[part]))
+        tokens, probs, raw, sure = ([torch.stack(of_row) for of_row in part]
+                                    for part in zip(*(zip(*of_row) for of_row in drawn)))
+        guess = [net.spread(x).argmax(-1) for x in logits]
+        return Proposal(tokens, probs, raw, n * net.config.block, self._cost(requests, counts),
+                        sure if net.config.confidence else None, guess)
 
-    def _confidence(self, state: torch.Tensor, before: torch.Tensor) -> list[float | None]:
-        """The file's own confidence, without a temperature: published files bring none."""
+    def _confidence(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """The file's own confidence [N], without a temperature: published files bring none. Zeros if there is none."""
         c = self.net.config
         if not c.confidence:
-            return [None] * len(state)
+            return state.new_zeros(len(state))
         known = torch.cat([state, before], -1) if c.confidence_with_markov else state
-        return torch.sigmoid(self.net.confidence_head.proj(known)[:, 0].float()).tolist()
+        return torch.sigmoid(self.net.confidence_head.proj(known)[:, 0].float())
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """Of the block pass, with the head for the slots asked for, and of the serial head. Fusing the few new context

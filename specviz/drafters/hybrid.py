@@ -10,15 +10,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
-from specviz.drafters.base import Proposal, Request
-from specviz.drafters.parallel import BlockNet, ParallelDrafter, split
+from specviz.drafters.base import Request
+from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters.parallel import BlockNet, ParallelDrafter
+from specviz.drafters.slots import Drafted, numbers_of, slots_at
+from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
 from specviz.trace import Cost, Settings
+
+
+def mend_slots(
+    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, texts: torch.Tensor,
+    uniforms: torch.Tensor, counts: Sequence[int],
+) -> Drafted:
+    """As `choose_slots`, but from the second slot on each state is mended first with the two tokens before it; `states`
+    then holds what came of it."""
+    serial, logits = lean.serial, lean.head(states)
+    first_guess = vocabulary.likeliest(logits)
+    prepared = serial.prepare(states)
+    before, last = (texts[:, i].clone() for i in (0, 1))
+    tokens, previous = first_guess.clone(), first_guess.clone()
+    drawn_from = None if settings.temperature == 0 else logits.double()
+    for slot in range(max(counts)):
+        here, rows = slots_at(slot, counts, states.device)
+        if slot:  # the first slot knows its neighbour, the anchor, already
+            states[here] = mended = serial.mend(prepared[here], last[rows], before[rows])
+            logits[here] = lean.head(mended)
+        chosen, of_slot = vocabulary.choose(logits[here], settings, uniforms[here])
+        if of_slot is not None:
+            drawn_from[here] = of_slot
+        tokens[here], previous[here] = chosen, last[rows]
+        before[rows] = last[rows]
+        last[rows] = chosen
+    sure = serial.confidence(states, previous, logits, numbers_of(counts, states.device))
+    return Drafted(tokens, logits, drawn_from, sure, first_guess)
 
 
 class HybridDrafter(ParallelDrafter):
@@ -26,12 +55,13 @@ class HybridDrafter(ParallelDrafter):
 
     name = "hybrid"
     parallel = False
+    _choose = staticmethod(mend_slots)
 
     def __init__(self, net: BlockNet, target: CausalModel, settings: Settings):
         """Raises PairError if the net has no serial head or does not fit the target."""
         if not net.config.serial:
             raise PairError("This drafter's weights have no serial head: use it as the parallel drafter.")
-        super().__init__(net, target, settings)
+        super().__init__(net, target, settings, sampled=True)
         self.label = (f"hybrid: {net.config.layers} layers draft a block at once, then a small head mends it from left "
                       "to right")
         self._before: dict[int, int] = {}
@@ -43,34 +73,8 @@ class HybridDrafter(ParallelDrafter):
         self._anchor[row] = prompt[-1]
         self._before[row] = prompt[-2] if len(prompt) > 1 else prompt[-1]
 
-    @torch.inference_mode()
-    def propose(self, requests: Sequence[Request]) -> Proposal:
-        counts = [min(r.k, self.max_k) for r in requests]
-        lean, serial, vocabulary = self.lean, self.lean.serial, self.vocabulary
-        states = self._hidden(requests, counts)
-        logits = lean.head(states)  # [sum K, Vd]: what the parallel pass alone would say
-        first_guess, _ = vocabulary.likeliest(logits)
-        prepared = serial.prepare(states)
-        starts = [end - n for end, n in zip(accumulate(counts), counts)]
-        # A row's text: the token before its anchor, the anchor, its drafts.
-        texts = [[self._before[r.row], r.anchor] for r in requests]
-        q = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
-        for slot in range(max(counts)):
-            going = [i for i, n in enumerate(counts) if slot < n]
-            at = [starts[i] + slot for i in going]
-            if slot:  # the first slot knows its neighbour, the anchor, already
-                states[at] = mended = serial.mend(prepared[at], [texts[i][-1] for i in going],
-                                                  [texts[i][-2] for i in going])
-                logits[at] = lean.head(mended)
-            chosen, q[at] = vocabulary.choose(logits[at], self.settings, [requests[i].uniforms[slot] for i in going])
-            for i, token in zip(going, chosen):
-                texts[i].append(token)
-        slots = torch.tensor([slot for n in counts for slot in range(n)], device=logits.device)
-        sure = serial.confidence(states, [t for text in texts for t in text[1:-1]], logits, slots)
-        return self._proposal(
-            requests, counts, [t for text in texts for t in text[2:]], q, logits,
-            confidence=split(sure, counts), first_guess=split(first_guess, counts),
-        )
+    def _texts(self, requests: Sequence[Request]) -> list[list[int]]:
+        return [[self._before[r.row], r.anchor] for r in requests]
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """The block pass, and the serial head with one more pass over the draft vocabulary's head per slot."""

@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from specviz.costs import ModelShape
-from specviz.models.attention import PackedAttention, turn
+from specviz.drafters.block_graphs import block_graphs_of
+from specviz.models.attention import Attend, PackedAttention, turn
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.kernels import SMALL_BYTES, choose
@@ -24,6 +25,7 @@ from specviz.models.lean import Block, Blocks, Turns, norm
 from specviz.models.narrow import Product
 from specviz.models.native_layers import NativeLayers
 from specviz.models.packed import PackedLinear, fits
+from specviz.transfer import onto
 
 
 class LeanBlock:
@@ -65,45 +67,63 @@ class LeanBlock:
             weight_bytes=self.weight_bytes, head_bytes=self.head.weight_bytes, small_weights=extra,
         )
         """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
+        self.graphs = block_graphs_of(self, target)
+        """CUDA graphs of its passes, on a CUDA GPU only."""
         self._turns = Turns(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
 
     def new_cache(self) -> RaggedCache:
         """Keys and values of one run's contexts."""
+        if self.graphs is not None:
+            return self.graphs.new_cache()
         return RaggedCache(self.config.layers, self.masks.device, torch.float32)
 
     def absorb(self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Append context tokens, given by their taps [n_r, len(taps) * D], to the rows in the cache.
         Returns the state [D] of each row's last one."""
-        c = self.config
         counts = [len(t) for t in taps]
         plan = cache.plan(list(rows), counts)
-        parts = torch.cat(list(taps)).float().view(-1, len(c.taps), c.hidden_size)
-        states = norm(self.fuse(norm(parts, None, self.eps).flatten(1)), self.fuse_gain, self.eps)
-        cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
-        keys_values = self.context(norm(states, None, self.eps)).view(len(states), c.layers, 2, c.kv_heads, c.head_dim)
-        for i in range(c.layers):
-            cache.write(plan, i, turn(keys_values[:, i, 0], cos, sin), keys_values[:, i, 1])
+        states, keys, values = self.context_of(torch.cat(list(taps)), plan.position_of, plan.longest)
+        for layer in range(self.config.layers):
+            cache.write(plan, layer, keys[layer], values[layer])
         return [of_row[-1] for of_row in states.split(counts)]
 
+    def context_of(self, taps: torch.Tensor, positions: torch.Tensor, longest: int
+                   ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """Of context tokens with taps [N, len(taps) * D] at positions [N], none beyond `longest`: states [N, D], and
+        for each layer keys and values [N, kv_heads, d]."""
+        c = self.config
+        parts = taps.float().view(-1, len(c.taps), c.hidden_size)
+        states = norm(self.fuse(norm(parts, None, self.eps).flatten(1)), self.fuse_gain, self.eps)
+        cos, sin = self._turns.rows(positions, longest)
+        both = self.context(norm(states, None, self.eps)).view(len(states), c.layers, 2, c.kv_heads, c.head_dim)
+        keys = [turn(both[:, layer, 0], cos, sin) for layer in range(c.layers)]
+        return states, keys, [both[:, layer, 1] for layer in range(c.layers)]
+
     def states(
-        self, cache: RaggedCache, rows: Sequence[int], anchors: Sequence[int], last_states: torch.Tensor,
+        self, cache: RaggedCache, rows: Sequence[int], anchors: torch.Tensor, last_states: torch.Tensor,
         counts: Sequence[int],
     ) -> torch.Tensor:
         """The block pass over rows with their own numbers of slots: final-normed states [sum of counts, D].
-        last_states [rows, D]. The cache is left as it was."""
-        c = self.config
-        both = torch.cat([_embedded(self.embedding, anchors, self.eps), last_states], -1)
-        first, later = self.inputs(both).split(c.hidden_size, -1)
-        x = torch.cat([
-            torch.cat([first[i: i + 1], later[i: i + 1].expand(n - 1, -1)]).add_(self.masks[:n])
-            for i, n in enumerate(counts)
-        ])
+        anchors [rows]; last_states [rows, D]. The cache is left as it was."""
         before = [cache.lengths[row] for row in rows]
         plan = cache.plan(list(rows), list(counts), causal=False)
-        cos, sin = self._turns.rows(plan.position_of, max(cache.lengths[row] for row in rows))
-        x, _ = self.layers(x, PackedAttention(plan), cos, sin)
+        x = self.block(anchors, last_states, counts, plan.position_of, plan.longest, PackedAttention(plan))
         for row, length in zip(rows, before):
             cache.truncate(row, length)
+        return x
+
+    def block(
+        self, anchors: torch.Tensor, last_states: torch.Tensor, counts: Sequence[int], positions: torch.Tensor,
+        longest: int, attend: Attend,
+    ) -> torch.Tensor:
+        """`states` of slots at positions [sum of counts], none beyond `longest`."""
+        most = max(counts)
+        both = torch.cat([_embedded(self.embedding, anchors, self.eps), last_states], -1)
+        first, later = (part[:, None] for part in self.inputs(both).split(self.config.hidden_size, -1))
+        x = (torch.cat([first, later.expand(-1, most - 1, -1)], 1) + self.masks[:most]).flatten(0, 1)
+        if len(set(counts)) > 1:
+            x = x[onto([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
+        x, _ = self.layers(x, attend, *self._turns.rows(positions, longest))
         return norm(x, self.gain, self.eps)
 
 
@@ -126,24 +146,24 @@ class LeanSerial:
         """The states' part [N, D + inner] of `mend`, of final-normed states [N, D]."""
         return self.of_state(norm(states, None, self.eps)) + self.bias
 
-    def mend(self, prepared: torch.Tensor, previous: Sequence[int], before: Sequence[int]) -> torch.Tensor:
-        """Mended, normed states [N, D] from their parts by `prepare` and the two tokens just before each slot."""
-        tokens = _embedded(self.embedding, [t for pair in zip(previous, before) for t in pair], self.eps)
-        together = prepared + self.of_tokens(tokens.view(len(prepared), -1))
+    def mend(self, prepared: torch.Tensor, previous: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Mended, normed states [N, D] from their parts by `prepare` and the two tokens [N] just before each slot."""
+        tokens = _embedded(self.embedding, torch.stack([previous, before], 1), self.eps)
+        together = prepared + self.of_tokens(tokens.flatten(1))
         mended, inner = together[:, : self.size], together[:, self.size:]
         return norm(mended + self.outer(functional.silu(inner)), self.gain, self.eps)
 
     def confidence(
-        self, mended: torch.Tensor, previous: Sequence[int], logits: torch.Tensor, slots: torch.Tensor
-    ) -> list[float]:
+        self, mended: torch.Tensor, previous: torch.Tensor, logits: torch.Tensor, slots: torch.Tensor
+    ) -> torch.Tensor:
         """P(draft survives | all before it did) of N slots, from their mended states [N, D], the tokens just before
-        them, their logits [N, Vd] and their numbers within the block [N]."""
+        them [N], their logits [N, Vd] and their numbers within the block [N]."""
         log_peak = logits.amax(-1) - logits.logsumexp(-1)
         embedded = _embedded(self.embedding, previous, self.eps)
         parts = torch.cat([norm(mended, None, self.eps), embedded, log_peak[:, None]], -1)
-        return torch.sigmoid((parts @ self.sure + self.sure_bias) / self.temperatures[slots]).tolist()
+        return torch.sigmoid((parts @ self.sure + self.sure_bias) / self.temperatures[slots])
 
 
-def _embedded(embedding: torch.Tensor, tokens: Sequence[int], eps: float) -> torch.Tensor:
-    """Normed embeddings [N, D] of tokens [N]."""
-    return norm(embedding[list(tokens)].float(), None, eps)
+def _embedded(embedding: torch.Tensor, tokens: torch.Tensor, eps: float) -> torch.Tensor:
+    """Normed embeddings [..., D] of tokens [...]."""
+    return norm(embedding[tokens].float(), None, eps)

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import Proposal, Request
+from specviz.lazy import OneHot
 from specviz.trace import MAX_K, Cost
+from specviz.transfer import onto
 
 
 class NgramDrafter:
@@ -36,9 +38,7 @@ class NgramDrafter:
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
         tokens = [self._lookup(r.row, r.k) for r in requests]
-        probs = [torch.zeros(len(t), self.vocab_size, dtype=torch.float64, device=self.device) for t in tokens]
-        for found, q in zip(tokens, probs):
-            q[range(len(found)), found] = 1.0
+        probs = [OneHot(onto(t, self.device), self.vocab_size) for t in tokens]
         return Proposal(tokens, probs, [None] * len(tokens), 0, Cost(0, 0))
 
     def _lookup(self, row: int, k: int) -> list[int]:

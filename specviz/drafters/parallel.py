@@ -13,7 +13,7 @@ context token is also added to the block's input (small drafters gain by it). Kn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
@@ -23,10 +23,12 @@ from torch.nn import functional
 from specviz.costs import pass_cost
 from specviz.drafters.base import Proposal, Request
 from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters.slots import Drafted
 from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
 from specviz.trace import Cost, Settings
+from specviz.transfer import onto
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,17 @@ class SerialHead(nn.Module):
         return self.confidence(torch.cat([*parts, log_peak.float().unsqueeze(-1)], -1))[..., 0].float()
 
 
+def choose_slots(
+    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, texts: torch.Tensor,
+    uniforms: torch.Tensor, counts: Sequence[int],
+) -> Drafted:
+    """The tokens of R rows with so many slots each, each slot by itself. states [sum K, D] of the block pass, texts
+    [R, 2] the token before each row's anchor and the anchor, uniforms [sum K]."""
+    logits = lean.head(states)
+    tokens, drawn_from = vocabulary.choose(logits, settings, uniforms)
+    return Drafted(tokens, logits, drawn_from)
+
+
 class ParallelDrafter:
     """Proposes the most likely token of every slot at once; q is one-hot, so a draft is accepted with p.
 
@@ -202,6 +215,7 @@ class ParallelDrafter:
 
     name = "parallel"
     parallel = True
+    _choose = staticmethod(choose_slots)
 
     def __init__(self, net: BlockNet, target: CausalModel, settings: Settings, *, sampled: bool = False):
         """net: shared weights; the target lends its embedding and head. Raises PairError if they do not fit."""
@@ -211,13 +225,16 @@ class ParallelDrafter:
                 f"This drafter was trained for a target of width {c.hidden_size} and {c.vocab_size} tokens; the target "
                 f"has {target.hidden_size} and {target.vocab_size}. Choose the drafter of this target."
             )
-        self.net, self.target, self.settings, self.sampled = net, target, settings, sampled
+        self.net, self.target = net, target
+        self.settings = settings if sampled else replace(settings, temperature=0.0)
+        """How slots are chosen."""
         self.taps, self.max_k = c.taps, c.block
         self.label = (
             f"parallel: {c.layers} layers draft a block at once from {len(c.taps)} of the target's layers; "
             + ("each slot drawn by itself" if sampled else "the likeliest token per slot, q is one-hot")
         )
         self.lean = _lean(net, target)
+        self.graphs = self.lean.graphs
         self.vocabulary = DraftVocabulary(net.draft_ids, target.vocab_size)
         self._cache = self.lean.new_cache()
         self._taps: dict[int, list[torch.Tensor]] = {}
@@ -237,31 +254,53 @@ class ParallelDrafter:
         rows = [row for row in rows if self._taps[row]]
         if not rows:
             return
-        taps = [torch.cat(self._taps[row]) if len(self._taps[row]) > 1 else self._taps[row][0] for row in rows]
-        self._last |= zip(rows, self.lean.absorb(self._cache, rows, taps))
+        self._last |= zip(rows, self.lean.absorb(self._cache, rows, list(map(self._waiting, rows))))
         self._taps |= {row: [] for row in rows}
+
+    def _waiting(self, row: int) -> torch.Tensor | None:
+        """The waiting taps [n, taps * D] of a row."""
+        taps = self._taps[row]
+        return torch.cat(taps) if len(taps) > 1 else taps[0] if taps else None
 
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
         counts = [min(r.k, self.max_k) for r in requests]
-        logits = self.lean.head(self._hidden(requests, counts))  # [sum K, Vd]
-        if self.sampled:
-            tokens, q = self.vocabulary.choose(logits, self.settings, _uniforms(requests, counts))
-        else:
-            tokens, q = self.vocabulary.likeliest(logits)
-        return self._proposal(requests, counts, tokens, q, logits)
-
-    def _proposal(
-        self, requests: Sequence[Request], counts: list[int], tokens: list[int], q: torch.Tensor, logits: torch.Tensor,
-        **more: list,
-    ) -> Proposal:
-        """From what was drafted for all rows together: tokens [sum K], q and logits [sum K, Vd]."""
-        spread = self.vocabulary
+        drafted, starts = self._launched(requests, counts) or self._eager(requests, counts)
+        parts = [slice(start, start + n) for start, n in zip(starts, counts)]
+        q = self.vocabulary.probs(drafted.tokens, drafted.drawn_from)
+        rest = {name: [found[part] for part in parts] for name in ("confidence", "first_guess")
+                if (found := getattr(drafted, name)) is not None}
         return Proposal(
-            split(tokens, counts), [spread.spread_probs(rows) for rows in q.split(counts)],
-            [spread.spread_logits(rows) for rows in logits.split(counts)], sum(counts), self._cost(requests, counts),
-            **more,
-        )
+            [drafted.tokens[part] for part in parts], [q[part] for part in parts],
+            [self.vocabulary.spread_logits(drafted.logits[part]) for part in parts], sum(counts),
+            self._cost(requests, counts), **rest)
+
+    def _eager(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]]:
+        """What was drafted, and where each row's slots begin."""
+        states = self._hidden(requests, counts)
+        texts = onto(self._texts(requests), states.device)
+        uniforms = onto(_uniforms(requests, counts), states.device, torch.float64)
+        drafted = self._choose(self.lean, self.vocabulary, self.settings, states, texts, uniforms, counts)
+        return drafted, [end - n for end, n in zip(accumulate(counts), counts)]
+
+    def _launched(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]] | None:
+        """The same from a CUDA graph; None where there is none."""
+        if self.graphs is None:
+            return None
+        rows = [r.row for r in requests]
+        found = self.graphs.draft(
+            self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows], self._texts(requests),
+            _uniforms(requests, counts), counts, self.vocabulary, self.settings, self._choose)
+        if found is None:
+            return None
+        drafted, starts, last = found
+        self._last |= zip(rows, last)
+        self._taps |= {row: [] for row in rows}
+        return drafted, starts
+
+    def _texts(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Of each row the token before its anchor, as far as it matters, and the anchor."""
+        return [[r.anchor, r.anchor] for r in requests]
 
     @torch.inference_mode()
     def _hidden(self, requests: Sequence[Request], counts: list[int]) -> torch.Tensor:
@@ -269,7 +308,8 @@ class ParallelDrafter:
         rows = [r.row for r in requests]
         self._absorb(rows)
         last = torch.stack([self._last[row] for row in rows])
-        return self.lean.states(self._cache, rows, [r.anchor for r in requests], last, counts)
+        anchors = onto([r.anchor for r in requests], last.device)
+        return self.lean.states(self._cache, rows, anchors, last, counts)
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """Of the block pass; the injection of the few new context tokens is small beside it and left out."""
@@ -282,12 +322,6 @@ class ParallelDrafter:
     def drop(self, row: int) -> None:
         self._cache.drop(row)
         del self._taps[row], self._last[row]
-
-
-def split(packed: list, counts: Sequence[int]) -> list[list]:
-    """A list of sum(counts) values as one list per row."""
-    ends = list(accumulate(counts))
-    return [packed[end - n: end] for end, n in zip(ends, counts)]
 
 
 def _uniforms(requests: Sequence[Request], counts: Sequence[int]) -> list[float]:

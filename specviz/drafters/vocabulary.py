@@ -4,12 +4,10 @@ spread over all of the target's tokens only where it is looked at. Knows no draf
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
-from specviz.lazy import Rows, Spread
-from specviz.sampling import draw, warp
+from specviz.lazy import OneHot, Rows, Spread
+from specviz.sampling import draws, likeliest, warp
 from specviz.trace import Settings
 
 
@@ -19,34 +17,36 @@ class DraftVocabulary:
     def __init__(self, ids: torch.Tensor, size: int):
         """ids [Vd]: the target's tokens that can be drafted, ascending; size: V."""
         self.ids, self.size = ids, size
-        self._ids: list[int] = ids.tolist()
+        self._all = len(ids) == size
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self.ids)
 
     def choose(
-        self, logits: torch.Tensor, settings: Settings, uniforms: Sequence[float]
-    ) -> tuple[list[int], torch.Tensor]:
-        """Draw one token from each row of logits [N, Vd] by its uniform, after temperature, top-k and top-p; the
-        likeliest at temperature 0, without a draw. Returns the target's token ids and q [N, Vd] in float64."""
+        self, logits: torch.Tensor, settings: Settings, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Draw one token from each row of logits [N, Vd] by its uniform [N], after temperature, top-k and top-p; the
+        likeliest at temperature 0, without a draw. Returns the target's token ids [N] and what they were drawn from
+        [N, Vd] in float64, None without a draw; nobody waits for the device."""
         if settings.temperature == 0:
-            return self.likeliest(logits)
-        q = warp(logits, settings.temperature, settings.top_k, settings.top_p)
-        return [self._ids[draw(row, u)] for row, u in zip(q, uniforms)], q
+            return self.likeliest(logits), None
+        drawn_from = warp(logits, settings.temperature, settings.top_k, settings.top_p)
+        return self._ids(draws(drawn_from, uniforms)), drawn_from
 
-    def likeliest(self, logits: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-        """The likeliest token of each row of logits [N, Vd], and its one-hot q [N, Vd]."""
-        best = logits.argmax(-1)
-        q = torch.zeros(logits.shape, dtype=torch.float64, device=logits.device).scatter_(1, best[:, None], 1.0)
-        return [self._ids[i] for i in best.tolist()], q
+    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
+        """The likeliest token [N] of each row of logits [N, Vd]."""
+        return self._ids(likeliest(logits))
+
+    def probs(self, tokens: torch.Tensor, drawn_from: torch.Tensor | None) -> Rows:
+        """q [N, V] of what `choose` chose."""
+        return OneHot(tokens, self.size) if drawn_from is None else self._spread(drawn_from, 0.0)
+
+    def _ids(self, columns: torch.Tensor) -> torch.Tensor:
+        return columns if self._all else self.ids[columns]
 
     def spread_logits(self, rows: torch.Tensor) -> Rows:
         """[N, Vd] -> [N, V] float32, -inf for tokens that cannot be drafted."""
         return self._spread(rows.float(), -torch.inf)
 
-    def spread_probs(self, rows: torch.Tensor) -> Rows:
-        """[N, Vd] -> [N, V], 0 for tokens that cannot be drafted."""
-        return self._spread(rows, 0.0)
-
     def _spread(self, rows: torch.Tensor, rest: float) -> Rows:
-        return rows if len(self) == self.size else Spread(rows, self.ids, self.size, rest)
+        return rows if self._all else Spread(rows, self.ids, self.size, rest)

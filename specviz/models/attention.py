@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,9 @@ from torch.nn import functional
 
 from specviz.models import native
 from specviz.models.cache import Pass
+
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+"""PackedAttention of a pass, or what stands for it"""
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from specviz.errors import MemoryBudgetError
+from specviz.transfer import onto, places
 
 COLUMNS = 16
 """On a CPU columns are read in multiples of so many, masked where they hold nothing yet: attention then adds up in the
@@ -49,6 +50,11 @@ class Pass:
     cache: RaggedCache
     masks: dict[tuple[int, int | None, int], torch.Tensor | None]
     """Made once per pass, by the arguments of RaggedCache.mask."""
+
+    @property
+    def longest(self) -> int:
+        """No position of the pass exceeds it."""
+        return max(group.columns for group in self.groups)
 
 
 class RaggedCache:
@@ -114,27 +120,24 @@ class RaggedCache:
             last_seen_of += range(length, length + count) if causal else [length + count - 1] * count
             packed += count
             self.lengths[row] = length + count
-        long = {"dtype": torch.long, "device": self.device}
-        positions = torch.tensor(position_of, **long)
-        last_seen = torch.tensor(last_seen_of, **long)
+        positions, last_seen = onto(position_of, self.device), onto(last_seen_of, self.device)
         groups = []
         for count, members in by_count.items():
             slots = [self._slots[row] for row, _, _ in members]
-            first = torch.tensor([start for _, start, _ in members], **long)
+            first = onto([start for _, start, _ in members], self.device)
             tokens = first[:, None] + torch.arange(count, device=self.device)
-            consecutive = slots == list(range(slots[0], slots[0] + len(slots)))
             longest = max(length for _, _, length in members) + count
             columns = self._columns(longest)
             even = len({length for _, _, length in members}) == 1
             groups.append(Group(
                 tokens,
-                slice(slots[0], slots[0] + len(slots)) if consecutive else torch.tensor(slots, **long),
+                places(slots, self.device),
                 columns,
                 columns == longest and even and (count == 1 or not causal),
                 last_seen[tokens],
             ))
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
-        return Pass(torch.tensor(slot_of, **long), positions, last_seen, span, groups, self, {})
+        return Pass(onto(slot_of, self.device), positions, last_seen, span, groups, self, {})
 
     def _columns(self, length: int) -> int:
         return -(-length // COLUMNS) * COLUMNS if self.device.type == "cpu" else length
@@ -184,7 +187,8 @@ class RaggedCache:
             seen = column <= last
             if window is not None:
                 seen &= last - column < window
-            if not bool(seen.all()):
+            # on a GPU to look would mean to wait for it
+            if self.device.type != "cpu" or not bool(seen.all()):
                 hidden = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
                 plan.masks[key] = hidden[:, None].repeat(1, 1, repeats, 1)
             else:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Self
 
 import torch
@@ -23,6 +24,7 @@ from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
 from specviz.models.llama import Llama
 from specviz.models.narrow import Product
+from specviz.transfer import onto
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -52,10 +54,19 @@ def _use_ragged_attention(module: torch.nn.Module) -> None:
 class Output:
     """What one packed pass returns, row by row."""
 
-    logits: list[torch.Tensor]
-    """[n_r, V] float32 each; empty tensors if none were asked for."""
+    packed: torch.Tensor
+    """[M, V] float32: the logits of all rows, and others' between them where a pass was padded."""
+    starts: list[int]
+    """Where in `packed` each row's begin."""
+    counts: list[int]
+    """How many each row has: as many as were asked for."""
     taps: list[torch.Tensor] | None
     """[n_r, len(taps) * D] each: outputs of the tapped layers side by side."""
+
+    @property
+    def logits(self) -> list[torch.Tensor]:
+        """[n_r, V] each; empty tensors if none were asked for."""
+        return [self.packed[start: start + n] for start, n in zip(self.starts, self.counts)]
 
 
 class CausalModel:
@@ -132,12 +143,13 @@ class CausalModel:
         self,
         cache: RaggedCache,
         rows: Sequence[int],
-        tokens: Sequence[Sequence[int]],
+        tokens: Sequence[Sequence[int] | torch.Tensor],
         taps: Sequence[int] = (),
         logits: bool | Sequence[int] = True,
     ) -> Output:
         """Forward tokens[i] (one or more) at the end of rows[i], in one packed pass.
 
+        tokens[i]: numbers, or an int64 tensor on the device of what is known there alone.
         logits: True for every position, False for none (a prefill: the head is not run), or how many of
         each row's last positions. taps: layers whose outputs are wanted.
         """
@@ -153,20 +165,18 @@ class CausalModel:
             ]
             keep = None
             if wanted != counts:
-                ends = torch.tensor(counts).cumsum(0).tolist()
-                kept = [i for end, n in zip(ends, wanted) for i in range(end - n, end)]
-                keep = torch.tensor(kept, dtype=torch.long, device=self.device)
-            flat = torch.tensor([t for row in tokens for t in row], dtype=torch.long, device=self.device)
+                keep = onto([i for end, n in zip(accumulate(counts), wanted) for i in range(end - n, end)], self.device)
+            flat = _flat(tokens, self.device)
             run = self._stock if self._lean is None else self._lean_pass
             packed, by_layer = run(plan, flat, taps, keep)
             packed = torch.empty(0, self.vocab_size, device=self.device) if packed is None else packed.float()
             self.forwards += 1
             self.tokens_forwarded += sum(counts)
         tapped = list(torch.cat([by_layer[i] for i in taps], dim=-1).split(counts)) if taps else None
-        return Output(list(packed.split(wanted)), tapped)
+        return Output(packed, [end - n for end, n in zip(accumulate(wanted), wanted)], wanted, tapped)
 
     def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
-        return self._lean(flat, plan.position_of, PackedAttention(plan), taps, keep)
+        return self._lean(flat, plan.position_of, PackedAttention(plan), taps, keep, plan.longest)
 
     def _stock(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         """The module's own forward: logits [kept, V] or None, and the outputs [N, D] of the tapped layers."""
@@ -187,6 +197,13 @@ class CausalModel:
             _current.plan = None
             for hook in hooks:
                 hook.remove()
+
+
+def _flat(tokens: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -> torch.Tensor:
+    """All rows' tokens [N], one row after the other."""
+    if any(isinstance(of_row, torch.Tensor) for of_row in tokens):
+        return torch.cat([t if isinstance(t, torch.Tensor) else onto(t, device) for t in tokens])
+    return onto([t for of_row in tokens for t in of_row], device)
 
 
 def _lean(module: torch.nn.Module, narrow: bool, four_bit: bool) -> LeanLlama | None:

@@ -4,8 +4,8 @@ A step of a small model on a GPU is hundreds of kernels of a few microseconds ea
 Python takes longer than running them. A graph launches them all at once, but knows only fixed shapes and fixed
 addresses. So the rows, the tokens of a row and the columns of the cache that are read are rounded up to a few sizes;
 what is padded writes to a slot of the store that belongs to no row, and its results are never looked at. Plain steps,
-verify passes and the passes of autoregressive drafters go this way; the reading of prompts does not. Whatever cannot,
-runs eagerly, and `note` says why. Knows no drafting.
+verify passes and the passes of drafters go this way (those of block drafters: drafters/block_graphs.py); the reading of
+prompts does not. Whatever cannot, runs eagerly, and `note` says why. Knows no drafting.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
-from specviz.models.attention import query_key_value
+from specviz.models.attention import Attend, query_key_value
 from specviz.models.cache import RaggedCache
+from specviz.transfer import onto
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (1, 2, 4, 6, 9, 12, 17)
@@ -54,7 +55,7 @@ def columns_bucket(n: int, most: int) -> int:
 class Recorder(Protocol):
     """What turns work into something that can be launched again."""
 
-    def record(self, work: Callable[[], list[torch.Tensor]]) -> tuple[Callable[[], None], list[torch.Tensor]]:
+    def record(self, work: Callable[[], dict[str, torch.Tensor]]) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
         """Returns a function that does the work again, and the tensors in which its results then stand."""
 
 
@@ -109,7 +110,7 @@ class Store:
 class GraphCache(RaggedCache):
     """A RaggedCache on a Store. The store goes back to be used again, graphs and all, when the cache is let go."""
 
-    def __init__(self, graphs: Graphs):
+    def __init__(self, graphs: Recordings):
         super().__init__(graphs.layers, graphs.device, graphs.dtype)
         self._graphs = graphs
         self._held: list[Store] = []
@@ -133,10 +134,10 @@ class GraphCache(RaggedCache):
         _ = self.store  # before anything is written: a store that grew would move
         return super().plan(*arguments, **options)
 
-    @property
-    def capacity(self) -> int:
-        """The most tokens that any of its rows was added for."""
-        return self._capacity
+    def check(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Raises ValueError if rows of these lengths have no room for so many more tokens."""
+        if any(length + count > self._capacity for length, count in zip(lengths, counts)):
+            raise ValueError(f"a row would outgrow its capacity of {self._capacity} tokens")
 
     def slot(self, row: int) -> int:
         """Where a row's keys and values stand in the store."""
@@ -150,23 +151,19 @@ class GraphCache(RaggedCache):
 class Recorded:
     """One graph with its inputs and results."""
 
-    inputs: torch.Tensor
-    """int64: tokens [R * n], positions [R * n], slots that are written [R * n], slots that are read [R]."""
+    inputs: tuple[torch.Tensor, ...]
     replay: Callable[[], None]
-    logits: torch.Tensor
-    """[R * n, V] float32"""
-    taps: torch.Tensor | None
-    """[R * n, taps * D]"""
+    results: dict[str, torch.Tensor]
 
 
-class Graphs:
-    """The graphs of one model. `reason` is set once they cannot be used any more; passes then run eagerly."""
+class Recordings:
+    """The graphs of one network. `reason` is set once they cannot be used any more; passes then run eagerly."""
 
-    def __init__(self, lean, layers: int, device: torch.device, dtype: torch.dtype, vocab_size: int, longest: int,
+    def __init__(self, layers: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype, longest: int,
                  recorder: Recorder | None = None, reason: str = ""):
-        """lean: the LeanLlama, or None with a reason. longest: the last position that the model has."""
-        self.lean, self.layers, self.device, self.dtype = lean, layers, device, dtype
-        self.vocab_size, self.longest, self.reason = vocab_size, longest, reason
+        """dim: of a head; dtype: of keys and values. longest: the last position that there is."""
+        self.layers, self.kv_heads, self.dim, self.device, self.dtype = layers, kv_heads, dim, device, dtype
+        self.longest, self.reason = longest, reason
         self._recorder = recorder or (None if reason else CudaRecorder(device))
         self._free: list[Store] = []
         self.recorded = self.replayed = self.eager = 0
@@ -191,7 +188,7 @@ class Graphs:
         for i, free in enumerate(self._free):
             if (free.slots, free.capacity) == (slots, capacity):
                 return self._free.pop(i)
-        shape = (slots + 1, self.lean.kv_heads, capacity, self.lean.dim)
+        shape = (slots + 1, self.kv_heads, capacity, self.dim)
         size = shape[0] * shape[1] * shape[2] * shape[3] * self.dtype.itemsize * 2 * self.layers
         if size > free_memory_bytes(str(self.device)):
             self._free.clear()  # with their graphs
@@ -208,11 +205,95 @@ class Graphs:
         held.clear()
         del self._free[:-_MOST_FREE_STORES]
 
-    # ---- passes
+    # ---- launches
 
-    def forward(self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int]], taps: Sequence[int],
-                logits: bool | Sequence[int]) -> tuple[list[torch.Tensor], list[torch.Tensor] | None] | None:
-        """What CausalModel.forward returns for these arguments, or None where the pass must run eagerly."""
+    def launch(self, store: Store, key: tuple, inputs: Sequence[torch.Tensor],
+               work: Callable[..., dict[str, torch.Tensor]], size: int) -> dict[str, torch.Tensor] | None:
+        """What work(*inputs) gives, from the graph of that key; it is recorded where there is none. size: bytes of the
+        results, as far as they count. The next launch writes to the same place. None, and a reason, if recording
+        fails; None alone if there is no memory for it."""
+        recorded = store.graphs.get(key)
+        if recorded is None:
+            recorded = self._record(store, key, inputs, work, size)
+            if recorded is None:
+                self.eager += 1
+                return None
+        else:
+            store.graphs.move_to_end(key)
+            for static, given in zip(recorded.inputs, inputs):
+                static.copy_(given)
+        recorded.replay()
+        self.replayed += 1
+        return recorded.results
+
+    def _record(self, store: Store, key: tuple, inputs: Sequence[torch.Tensor],
+                work: Callable[..., dict[str, torch.Tensor]], size: int) -> Recorded | None:
+        if 4 * size > free_memory_bytes(str(self.device)):
+            return None
+        static = tuple(given.clone() for given in inputs)
+        try:
+            replay, results = self._recorder.record(lambda: work(*static))
+        except (RuntimeError, TypeError, ValueError) as error:
+            self.reason = f"recording failed ({' '.join(str(error).split())[:160]})"
+            return None
+        recorded = store.graphs[key] = Recorded(static, replay, results)
+        while len(store.graphs) > _MOST_GRAPHS:
+            store.graphs.popitem(last=False)
+        self.recorded += 1
+        return recorded
+
+
+def gathered(slots: Sequence[int], rows: int, store: Store) -> bool:
+    """Whether so many rows, the first of them in these slots, are read from all over the store: otherwise they stand
+    side by side from its first slot on, and are read where they are."""
+    return list(slots) != list(range(len(slots))) or rows > store.slots
+
+
+def store_attention(store: Store, columns: int, positions: torch.Tensor, written: torch.Tensor, last_seen: torch.Tensor,
+                    read: torch.Tensor, gather: bool) -> Attend:
+    """Attention of R rows with n tokens each over their slots in a store, of which so many columns are read.
+
+    positions, written (slots) and last_seen (positions) [R * n] of the tokens; read [R] the rows' slots.
+    """
+    rows, dtype = len(read), store.keys[0].dtype
+    count = len(positions) // rows
+    seen = torch.arange(columns, device=positions.device) <= last_seen.view(rows, 1, count, 1)
+    # as numbers to be added, once: the attention kernel would else turn booleans into them in every layer
+    mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill_(~seen, -torch.inf)
+
+    def attend(layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_heads: int) -> torch.Tensor:
+        query, key, value = query_key_value(heads, kv_heads, cos, sin)
+        past = []
+        for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
+            kept[written, :, positions] = new
+            past.append((kept.index_select(0, read) if gather else kept[:rows])[:, :, :columns])
+        # heads that share a KV head become further queries of it
+        shared = query.shape[1] // kv_heads
+        q = query.view(rows, count, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
+        q = q.reshape(rows, kv_heads, shared * count, -1)
+        mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask.repeat(1, 1, shared, 1))
+        mixed = mixed.view(rows, kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(len(query), -1)
+
+    return attend
+
+
+class Graphs(Recordings):
+    """The graphs of a CausalModel."""
+
+    def __init__(self, lean, layers: int, device: torch.device, dtype: torch.dtype, vocab_size: int, longest: int,
+                 recorder: Recorder | None = None, reason: str = ""):
+        """lean: the LeanLlama, or None with a reason. longest: the last position that the model has."""
+        super().__init__(layers, lean.kv_heads if lean else 0, lean.dim if lean else 0, device, dtype, longest,
+                         recorder, reason)
+        self.lean, self.vocab_size = lean, vocab_size
+
+    def forward(
+        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int] | torch.Tensor],
+        taps: Sequence[int], logits: bool | Sequence[int],
+    ) -> tuple[torch.Tensor, list[int], list[int], list[torch.Tensor] | None] | None:
+        """The parts of what CausalModel.forward returns for these arguments, or None where the pass must run eagerly.
+        """
         counts = [len(t) for t in tokens]
         most_rows, most_tokens = bucket(len(rows), ROWS), bucket(max(counts), TOKENS)
         if self.reason or logits is False or not isinstance(cache, GraphCache) or not (most_rows and most_tokens):
@@ -220,100 +301,56 @@ class Graphs:
             return None
         lengths = [cache.lengths[row] for row in rows]
         store = cache.store
-        if any(length + count > cache.capacity for length, count in zip(lengths, counts)):
-            raise ValueError(f"a row would outgrow its capacity of {cache.capacity} tokens")
+        cache.check(lengths, counts)
         columns = columns_bucket(max(length + count for length, count in zip(lengths, counts)), store.capacity)
         slots = [cache.slot(row) for row in rows]
-        # rows that stand side by side from the first slot on are read where they are; others are gathered
-        gathered = slots != list(range(len(slots))) or most_rows > store.slots
-        key = (most_rows, most_tokens, columns, gathered, tuple(taps))
+        key = (most_rows, most_tokens, columns, gathered(slots, most_rows, store), tuple(taps))
         inputs = self._inputs(tokens, lengths, slots, most_rows, most_tokens, store.slots)
-        recorded = store.graphs.get(key)
-        if recorded is None:
-            recorded = self._record(store, key, inputs)
-            if recorded is None:
-                self.eager += 1
-                return None
-        else:
-            store.graphs.move_to_end(key)
-            recorded.inputs.copy_(inputs, non_blocking=True)
-        recorded.replay()
-        self.replayed += 1
+        results = self.launch(store, key, [inputs], lambda given: self._pass(store, key, given),
+                              4 * most_rows * most_tokens * self.vocab_size)
+        if results is None:
+            return None
         for row, count in zip(rows, counts):
             cache.lengths[row] += count
         # copies: the next launch writes its results to the same place
-        found = recorded.logits[: len(rows) * most_tokens].clone()
+        found = results["logits"][: len(rows) * most_tokens].clone()
         wanted = counts if logits is True else [min(n, w) for n, w in zip(counts, logits)]
         ends = [i * most_tokens + count for i, count in enumerate(counts)]
-        by_row = [found[end - n: end] for end, n in zip(ends, wanted)]
-        if not taps:
-            return by_row, None
-        tapped = recorded.taps[: len(rows) * most_tokens].clone()
-        return by_row, [tapped[end - n: end] for end, n in zip(ends, counts)]
+        starts, tapped = [end - n for end, n in zip(ends, wanted)], None
+        if taps:
+            every = results["taps"][: len(rows) * most_tokens].clone()
+            tapped = [every[end - n: end] for end, n in zip(ends, counts)]
+        return found, starts, wanted, tapped
 
     def _inputs(self, tokens, lengths, slots, most_rows: int, most_tokens: int, nowhere: int) -> torch.Tensor:
-        """All inputs of a pass as one tensor on the host, so that one copy brings them over.
+        """All inputs of a pass as one tensor, so that one copy brings them over, int64: tokens [R * n], positions
+        [R * n], slots that are written [R * n], slots that are read [R].
 
-        A padded token repeats its row's last one at the same position, and writes to the slot that is no row's.
+        A padded token has the last position of its row, and writes to the slot that is no row's.
         """
         ids, positions, written = [], [], []
         for row, length, slot in zip(tokens, lengths, slots):
             spare = most_tokens - len(row)
-            ids += [*row, *[row[-1]] * spare]
+            ids += [*([0] * len(row) if isinstance(row, torch.Tensor) else row), *[0] * spare]
             positions += [*range(length, length + len(row)), *[length + len(row) - 1] * spare]
             written += [slot] * len(row) + [nowhere] * spare
         spare = (most_rows - len(slots)) * most_tokens
-        packed = [*ids, *[0] * spare, *positions, *[0] * spare, *written, *[nowhere] * spare,
-                  *slots, *[nowhere] * (most_rows - len(slots))]
-        return torch.tensor(packed, dtype=torch.long, pin_memory=self.device.type == "cuda")
+        packed = onto([*ids, *[0] * spare, *positions, *[0] * spare, *written, *[nowhere] * spare,
+                       *slots, *[nowhere] * (most_rows - len(slots))], self.device)
+        for i, row in enumerate(tokens):
+            if isinstance(row, torch.Tensor):  # what only the device knows
+                packed[i * most_tokens: i * most_tokens + len(row)] = row
+        return packed
 
-    def _record(self, store: Store, key: tuple, inputs: torch.Tensor) -> Recorded | None:
-        """Record the pass of a key, its inputs being those of the pass that is wanted now. None, and a reason, if that
-        fails; None alone if there is no memory for its results."""
-        most_rows, most_tokens, _, _, _ = key
-        results = 4 * most_rows * most_tokens * self.vocab_size
-        if 4 * results > free_memory_bytes(str(self.device)):
-            return None
-        try:
-            static = inputs.to(self.device, copy=True)
-            replay, found = self._recorder.record(lambda: self._pass(store, key, static))
-        except (RuntimeError, TypeError, ValueError) as error:
-            self.reason = f"recording failed ({' '.join(str(error).split())[:160]})"
-            return None
-        recorded = Recorded(static, replay, found[0], found[1] if len(found) > 1 else None)
-        store.graphs[key] = recorded
-        while len(store.graphs) > _MOST_GRAPHS:
-            store.graphs.popitem(last=False)
-        self.recorded += 1
-        return recorded
-
-    def _pass(self, store: Store, key: tuple, inputs: torch.Tensor) -> list[torch.Tensor]:
+    def _pass(self, store: Store, key: tuple, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
         """One pass that reads its inputs from `inputs` alone: logits [R * n, V], and taps [R * n, taps * D] if any."""
-        rows, count, columns, gathered, taps = key
+        rows, count, columns, gather, taps = key
         width = rows * count
         ids, positions, written, read = inputs.split((width, width, width, rows))
-        seen = torch.arange(columns, device=self.device) <= positions.view(rows, 1, count, 1)
-        # as numbers to be added, once: the attention kernel would else turn booleans into them in every layer
-        mask = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
-        shared = self.lean.heads // self.lean.kv_heads
-        mask = mask.repeat(1, 1, shared, 1)
-
-        def attend(layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-                   kv_heads: int) -> torch.Tensor:
-            query, key, value = query_key_value(heads, kv_heads, cos, sin)
-            past = []
-            for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
-                kept[written, :, positions] = new
-                past.append((kept.index_select(0, read) if gathered else kept[:rows])[:, :, :columns])
-            # heads that share a KV head become further queries of it
-            q = query.view(rows, count, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
-            q = q.reshape(rows, kv_heads, shared * count, -1)
-            mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask)
-            mixed = mixed.view(rows, kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
-            return mixed.reshape(len(query), -1)
-
+        attend = store_attention(store, columns, positions, written, positions, read, gather)
         logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
-        return [logits.float(), *([torch.cat([by_layer[i] for i in taps], dim=-1)] if taps else [])]
+        tapped = {"taps": torch.cat([by_layer[i] for i in taps], dim=-1)} if taps else {}
+        return {"logits": logits.float(), **tapped}
 
 
 def graphs_of(model, lean) -> Graphs | None:
@@ -321,5 +358,9 @@ def graphs_of(model, lean) -> Graphs | None:
     if model.device.type != "cuda":
         return None
     reason = "" if lean is not None else f"{type(model.module).__name__} runs its own modules, which are not recorded"
-    return Graphs(lean, model.layers, model.device, model.dtype, model.vocab_size, (model.max_positions or 8192) - 1,
-                  reason=reason)
+    return Graphs(lean, model.layers, model.device, model.dtype, model.vocab_size, last_position(model), reason=reason)
+
+
+def last_position(model) -> int:
+    """The last position that a CausalModel has, or none that is ever reached."""
+    return (model.max_positions or 8192) - 1

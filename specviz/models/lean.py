@@ -20,14 +20,12 @@ import torch
 from torch.nn import functional
 
 from specviz.costs import ModelShape
+from specviz.models.attention import Attend
 from specviz.models.kernels import Linear, choose
 from specviz.models.llama import Llama, LlamaConfig
 from specviz.models.narrow import Fp16Linear, Product, can_hold_fp16
 from specviz.models.native_layers import NativeLayers
 from specviz.models.packed import PackedLinear, bring_together, bytes_of, fits
-
-Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
-"""models.attention.PackedAttention of a pass, or what stands for it"""
 
 
 class Block:
@@ -141,13 +139,13 @@ class LeanLlama:
 
     def __call__(
         self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend, taps: Sequence[int],
-        keep: torch.Tensor | None, longest: int | None = None,
+        keep: torch.Tensor | None, longest: int,
     ) -> tuple[torch.Tensor | None, dict[int, torch.Tensor]]:
         """tokens and positions [N]; keep: which of the N get logits (None: all; empty: none, the head is not run);
-        longest: no position exceeds it (None: they are looked through, for which a GPU must be waited for).
-        Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped layers."""
+        longest: no position exceeds it. Returns logits [len(keep), V] or None, and the outputs [N, D] of the tapped
+        layers."""
         hidden = functional.embedding(tokens, self.embedding).to(self.stream)
-        cos, sin = self._turns.rows(positions, int(positions.max()) if longest is None else longest)
+        cos, sin = self._turns.rows(positions, longest)
         hidden, tapped = self.layers(hidden, attend, cos, sin, taps)
         if keep is not None and len(keep) == 0:
             return None, tapped

@@ -6,14 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from specviz import checking, cli, decoding, sampling, trace
 from specviz.checking import Bench, Difference, Finding, Greedy, Sampling, check, check_run
 from specviz.errors import SettingsError
+from specviz.lazy import whole
 from specviz.models.fetch import Stopped
 from specviz.orders import Order
 from specviz.runs import Run
-from specviz.sampling import Judgement, draw
+from specviz.sampling import draw
 from specviz.trace import Settings
 from specviz.worker import Task
 
@@ -36,25 +38,39 @@ def test_the_toy_pair_is_lossless_greedy_and_sampled():
     assert found.sampling.judged > 400
 
 
-def broken(target_probs, draft_probs, tokens, uniforms, bonus):
+def rows_judged_by(one):
+    """A judge of rows, from one of a single row: (p, q, tokens, uniforms, bonus) -> (accepted, bonus token)."""
+    def judge_rows(p, starts, q, tokens, counts, accept_uniforms, bonus_uniforms):
+        p, q, verdicts, at = whole(p), None if q is None else whole(q), [], 0
+        for start, k, bonus in zip(starts, counts, bonus_uniforms.tolist()):
+            drafted = slice(at, at + k)
+            verdicts.append(one(p[start: start + k + 1], q[drafted], tokens[drafted].tolist(),
+                                accept_uniforms[drafted].tolist(), bonus) if k else (0, draw(p[start], bonus)))
+            at += k
+        return tuple(torch.tensor(part) for part in zip(*verdicts))
+
+    return judge_rows
+
+
+def broken(p, q, tokens, uniforms, bonus):
     """The correction from p instead of the leftover."""
     for slot, token in enumerate(tokens):
-        if not sampling.accepts(float(target_probs[slot, token]), float(draft_probs[slot, token]), uniforms[slot]):
-            return Judgement(slot, draw(target_probs[slot], bonus), "leftover")
-    return Judgement(len(tokens), draw(target_probs[len(tokens)], bonus), "all_accepted")
+        if not sampling.accepts(float(p[slot, token]), float(q[slot, token]), uniforms[slot]):
+            return slot, draw(p[slot], bonus)
+    return len(tokens), draw(p[len(tokens)], bonus)
 
 
 def test_a_broken_accept_rule_is_found_by_sampling(monkeypatch):
     """The loop with a wrong correction: the counts differ, and the p-value says so."""
-    monkeypatch.setattr(decoding, "judge", broken)
+    monkeypatch.setattr(decoding, "judge_rows", rows_judged_by(broken))
     bench = Bench(order())
     found = Finding(sampling=checking.sampling(bench, bench.ids("the cat the the dog"), order().settings, 600))
     assert found.verdict == "differs" and found.sampling.p_value < 1e-6
 
 
 def test_a_loop_that_accepts_everything_is_found_by_greedy(monkeypatch):
-    monkeypatch.setattr(decoding, "judge", lambda p, q, tokens, us, u: Judgement(len(tokens), draw(p[len(tokens)], u),
-                                                                              "all_accepted"))
+    everything = rows_judged_by(lambda p, q, tokens, us, u: (len(tokens), draw(p[len(tokens)], u)))
+    monkeypatch.setattr(decoding, "judge_rows", everything)
     found = checking.greedy(Bench(order(temperature=0.0)), ["the cat the the dog", "dog dog dog"], 4, 16)
     assert found.verdict == "differs"
     first = found.differences[0]
@@ -171,7 +187,7 @@ def test_the_command_prints_its_keys_and_exits_by_its_verdict(capsys):
 
 
 def test_the_command_exits_with_1_when_something_differs(monkeypatch, capsys):
-    monkeypatch.setattr(decoding, "judge", broken)
+    monkeypatch.setattr(decoding, "judge_rows", rows_judged_by(broken))
     assert cli.main(["check", "--pair", "toy", "--drafter", "autoregressive", "--k", "3", "--samples", "600",
                      "--prompts", "1"]) == 1
     assert "differs" in capsys.readouterr().out

@@ -59,7 +59,7 @@ def two_rounds(drafter, given, k):
         if i:
             drafter.commit(0, [2] * MORE, given["taps"][CONTEXT:])
         wish = [request(0, int(given["anchors"][i]), k)]
-        yield drafter.hidden(wish)[0], drafter.propose(wish)
+        yield drafter.hidden(wish)[0], drafter.propose(wish).on_host()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -160,9 +160,9 @@ def test_k_only_cuts_and_proposing_leaves_no_trace():
     given, target = case("dspark_rnn")
     drafter = ForeignDrafter(load_net(CASES / "dspark_rnn", target), target, Settings(temperature=1.0))
     drafter.start(0, [1] * 8, given["taps"][:7], 64)
-    long, short, again = (drafter.propose([request(0, 5, k)]) for k in (6, 2, 6))
+    long, short, again = (drafter.propose([request(0, 5, k)]).on_host() for k in (6, 2, 6))
     assert long.tokens == again.tokens and short.tokens[0] == long.tokens[0][:2]
-    assert len(drafter.propose([request(0, 5, 16)]).tokens[0]) == drafter.max_k == 6
+    assert len(drafter.propose([request(0, 5, 16)]).on_host().tokens[0]) == drafter.max_k == 6
     assert long.draft_tokens == 6 and long.cost.flops > short.cost.flops > 0
 
 

@@ -29,14 +29,14 @@ class FakeRecorder:
     def record(self, work):
         if self.fails:
             raise RuntimeError("operation not permitted when stream is capturing")
-        kept = [t.clone() for t in work()]
+        kept = {name: t.clone() for name, t in work().items()}
 
         def replay():
-            for place, fresh in zip(kept, work()):
-                place.copy_(fresh)
+            for name, fresh in work().items():
+                kept[name].copy_(fresh)
 
-        for place in kept:
-            place.fill_(float("nan"))  # recording computes nothing
+        for place in kept.values():  # recording computes nothing
+            place.fill_(float("nan") if place.is_floating_point() else -1)
         return replay, kept
 
 

@@ -21,24 +21,25 @@ from specviz.training import distil
 
 def test_each_token_is_drawn_from_the_q_that_is_reported_for_its_prefix(target):  # noqa: F811
     drafter = ready(make(HybridDrafter, target, temperature=1.0), target)
-    drawn = [drafter.propose([Request(0, PROMPT[-1], 2, (u, 0.5))]) for u in torch.linspace(0, 0.999, 300).tolist()]
+    drawn = [drafter.propose([Request(0, PROMPT[-1], 2, (u, 0.5))]).on_host()
+             for u in torch.linspace(0, 0.999, 300).tolist()]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 300
-    assert torch.allclose(counts.double(), drawn[0].draft_probs[0][0], atol=0.01)
-    by_first = {d.tokens[0][0]: d.draft_probs[0][1] for d in drawn}
+    assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
+    by_first = {d.tokens[0][0]: whole(d.draft_probs[0])[1] for d in drawn}
     q = list(by_first.values())
     assert len(q) > 3 and not torch.allclose(q[0], q[1])  # the second slot knows the first one's token
 
 
 def test_first_guess_is_the_parallel_drafters_and_confidence_lies_between_0_and_1(target):  # noqa: F811
-    hybrid = ready(make(HybridDrafter, target), target).propose([request(0, PROMPT[-1], 5)])
-    parallel = ready(make(ParallelDrafter, target), target).propose([request(0, PROMPT[-1], 5)])
+    hybrid = ready(make(HybridDrafter, target), target).propose([request(0, PROMPT[-1], 5)]).on_host()
+    parallel = ready(make(ParallelDrafter, target), target).propose([request(0, PROMPT[-1], 5)]).on_host()
     assert hybrid.first_guess == parallel.tokens
     assert len(hybrid.confidence[0]) == 5 and all(0 < c < 1 for c in hybrid.confidence[0])
 
 
 def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
     drafter = ready(make(HybridDrafter, target), target)
-    out = drafter.propose([request(0, PROMPT[-1], 4)])
+    out = drafter.propose([request(0, PROMPT[-1], 4)]).on_host()
     text = [*PROMPT, *out.tokens[0]]
     n = len(PROMPT)
     hidden = drafter._hidden([request(0, PROMPT[-1], 4)], [4])
@@ -111,7 +112,7 @@ def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_mode
 
     drafter = trained_autoregressive.TrainedAutoregressiveDrafter(CausalModel(small), ids, target, Settings())
     drafter.start(0, PROMPT, None, 40)
-    out = drafter.propose([request(0, PROMPT[-1], 3)])
+    out = drafter.propose([request(0, PROMPT[-1], 3)]).on_host()
     assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and whole(out.draft_probs[0]).shape == (3, VOCAB)
 
 

@@ -34,7 +34,7 @@ def test_the_serial_head_in_two_parts_is_the_whole_one(target):  # noqa: F811
     net = block_net()
     lean = LeanBlock(net, target)
     states = torch.randn(4, SIZE, generator=torch.Generator().manual_seed(0))
-    previous, before, slots = [5, 9, 1, 0], [7, 5, 9, 1], torch.tensor([0, 1, 2, 3])
+    previous, before, slots = torch.tensor([[5, 9, 1, 0], [7, 5, 9, 1], [0, 1, 2, 3]])
     with torch.inference_mode():
         mended = lean.serial.mend(lean.serial.prepare(states), previous, before)
         expected = net.serial(states, target.embedding[previous], target.embedding[before])
@@ -43,7 +43,7 @@ def test_the_serial_head_in_two_parts_is_the_whole_one(target):  # noqa: F811
         peak = logits.amax(-1) - logits.logsumexp(-1)
         sure = net.serial.confidence_logits(expected, target.embedding[previous], peak) / net.serial.temperatures[slots]
         found = lean.serial.confidence(mended, previous, logits, slots)
-        assert found == pytest.approx(sure.sigmoid().tolist(), abs=1e-5)
+        assert found.tolist() == pytest.approx(sure.sigmoid().tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("form", [Form(torch.bfloat16, (True,) * len(SIZES)), Form(torch.bfloat16)])
@@ -52,8 +52,8 @@ def test_narrow_weights_draft_nearly_the_same_distributions(target, kind, form, 
     """Over the draft vocabulary, the first slot's q from narrow weights lies within rounding of the exact one."""
     if any(form.use_packed) and not can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)):
         pytest.skip("no reordered bfloat16 product on this processor")
-    exact = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)])
+    exact = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
     monkeypatch.setattr(lean_block, "choose", lambda *_, **__: form)
-    narrow = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)])
+    narrow = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
     p, q = (whole(x.draft_logits[0])[0].softmax(-1) for x in (exact, narrow))
     assert 0 < (p - q).abs().sum() / 2 < 0.1

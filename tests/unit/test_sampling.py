@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specviz.sampling import accepts, draw, leftover, uniform, warp
+from specviz.sampling import accepts, draw, draws, leftover, likeliest, uniform, warp
 
 
 def test_warp_greedy_is_one_hot_at_the_first_largest():
@@ -43,6 +43,27 @@ def test_warped_rows_do_not_depend_on_their_neighbours():
 def test_draw_is_the_inverse_of_the_running_sum_and_never_draws_what_is_impossible(u):
     probs = torch.tensor([0.0, 0.2, 0.0, 0.8, 0.0], dtype=torch.float64)
     assert draw(probs, u) == (1 if u < 0.2 else 3)
+
+
+@pytest.mark.parametrize("size", [40, 8192, 8193, 16384])
+def test_the_likeliest_is_the_first_of_the_largest(size):
+    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # with ties
+    logits[1, [size // 2, size - 1]] = 9.0
+    logits[2] = 0.0
+    logits[3] = -torch.inf
+    logits[4, -1] = 9.0
+    assert likeliest(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+
+
+def test_many_rows_are_drawn_as_each_by_itself_and_the_largest_uniform_finds_a_token():
+    generator = torch.Generator().manual_seed(0)
+    probs = torch.rand(500, 40, generator=generator, dtype=torch.float64) ** 8
+    probs[:, ::3] = 0
+    uniforms = torch.rand(500, generator=generator, dtype=torch.float64)
+    uniforms[::2] = 1 - 2**-53
+    found = draws(probs, uniforms)
+    assert found.tolist() == [draw(row, u) for row, u in zip(probs, uniforms.tolist())]
+    assert bool((probs.gather(1, found[:, None]) > 0).all())
 
 
 def test_leftover_of_equal_distributions_falls_back_to_p():
