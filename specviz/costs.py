@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from specviz.errors import SettingsError, SpecVizError
 from specviz.trace import Cost
@@ -208,29 +209,20 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
     if not tokens:
         return Breakdown({}, {})
 
-    mixture, dense = shape.mixture_layers, shape.layers - shape.mixture_layers
-    shared = shape._ffn_linears(shape.shared_ffn)
-    active = shape.active_experts * shape.expert_weights + shape.hidden * shape.experts + _weights(shared)
-    windows = shape.windows or (None,) * shape.layers
-    kinds = {w: windows.count(w) for w in windows}
+    through, plain, attended, fed, kinds = _constants(shape)
     alike = Counter(zip(new_tokens, contexts))  # rows of equal lengths cost the same: count each kind once
-    keys_seen = sum(n * rows * _keys_seen(new, context, window) for window, n in kinds.items()
+    keys_seen = sum(n * rows * _keys_seen(new, context, window) for window, n in kinds
                     for (new, context), rows in alike.items())
-    keys_read = sum(n * rows * (context if window is None else min(context, window - 1)) for window, n in kinds.items()
+    keys_read = sum(n * rows * (context if window is None else min(context, window - 1)) for window, n in kinds
                     for (new, context), rows in alike.items() if new)
 
     flops = {
-        "attention projections": 2 * tokens * shape.layers * shape.attention_weights,
+        "attention projections": 2 * tokens * attended,
         "attention": shape._flops_per_key * keys_seen,
-        "feed-forward": 2 * tokens * (dense * shape.ffn_weights + mixture * active),
+        "feed-forward": 2 * tokens * fed,
         "head": 2 * logit_rows * shape.hidden * shape.vocab,
     }
-    picked = mixture * _experts_picked(shape, tokens) * shape.expert_weights
-    plain = (shape.layers * shape.attention_weights + dense * shape.ffn_weights
-             + mixture * (shape.hidden * shape.experts + _weights(shared)) + shape.small_weights)
-    through = (shape.layers * _widths(shape._attention_linears()) + dense * _widths(shape._ffn_linears(shape.ffn))
-               + mixture * (_widths(shared) + shape.hidden + shape.experts
-                            + shape.active_experts * _widths(shape._ffn_linears(shape.expert_ffn))))
+    picked = shape.mixture_layers * _experts_picked(shape, tokens) * shape.expert_weights
     tables = 2 if shape.learned_positions else 1
     moved = {
         "weights": plain * shape.weight_bytes + picked * shape._expert_bytes,
@@ -241,6 +233,23 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
         "activations": (tokens * through + logit_rows * (shape.hidden + shape.vocab)) * shape.activation_bytes,
     }
     return Breakdown(flops, {k: round(v) for k, v in moved.items()})
+
+
+@lru_cache(maxsize=64)
+def _constants(shape: ModelShape) -> tuple[int, int, int, int, tuple[tuple[int | None, int], ...]]:
+    """What a pass's cost is made of, whatever its lengths: numbers that a token moves between products, weights that
+    every pass reads, attention and feed-forward weights that a token meets, and how many layers have which window."""
+    mixture, dense = shape.mixture_layers, shape.layers - shape.mixture_layers
+    shared = shape._ffn_linears(shape.shared_ffn)
+    attended = shape.layers * shape.attention_weights
+    active = shape.active_experts * shape.expert_weights + shape.hidden * shape.experts + _weights(shared)
+    plain = (attended + dense * shape.ffn_weights + mixture * (shape.hidden * shape.experts + _weights(shared))
+             + shape.small_weights)
+    through = (shape.layers * _widths(shape._attention_linears()) + dense * _widths(shape._ffn_linears(shape.ffn))
+               + mixture * (_widths(shared) + shape.hidden + shape.experts
+                            + shape.active_experts * _widths(shape._ffn_linears(shape.expert_ffn))))
+    windows = Counter(shape.windows or (None,) * shape.layers)
+    return through, plain, attended, dense * shape.ffn_weights + mixture * active, tuple(windows.items())
 
 
 def _keys_seen(new: int, context: int, window: int | None) -> int:

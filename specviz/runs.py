@@ -31,6 +31,7 @@ from specviz.hardware.memory import free_memory_bytes
 from specviz.models import load
 from specviz.models.causal import CausalModel
 from specviz.models.fetch import Progress, Stopped
+from specviz.models.graphs import Recordings
 from specviz.models.needs import gigabytes
 from specviz.models.pairs import Pair, Source, find_pair
 from specviz.orders import LOOKUP_FIRST, Order, check_drafter, plugin_parts
@@ -189,7 +190,8 @@ class Run(Watched):
         self.trace: Trace | None = None
         self._measured = Measurements()
         self._emitted: list[list[int]] = []
-        self._tokenizer = self._graphs = None
+        self._tokenizer = None
+        self._graphs: list[tuple[str, Recordings | None]] = []
         self._vocab_size = 0
 
     # ---- watching
@@ -235,9 +237,10 @@ class Run(Watched):
         if order.drafter == "autoregressive" and self.pair.draft is not None:
             load.check(self.pair, self._tell, self.stopping)  # before anything large is fetched
         target = self._open(self.pair.target)
-        self._tokenizer, self._graphs = target.tokenizer, target.model.graphs
+        self._tokenizer = target.tokenizer
         drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self.stopping)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
+        self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
         said = (*self.pair.notes, distance.sentence(self.pair.name, target), encoded.note)
@@ -310,8 +313,8 @@ class Run(Watched):
         return self._tokenizer.decode(self._emitted[row], skip_special_tokens=True) if self._tokenizer else ""
 
     def _finish(self, end: str) -> None:
-        if self._graphs is not None:
-            self.note = f"{self.note} {self._graphs.note}".strip()
+        launched = (f"{whose}: {graphs.note}" for whose, graphs in self._graphs if graphs is not None)
+        self.note = " ".join(filter(None, (self.note, *launched)))
         for verdict in (v for r in self.rounds for v in r.rows):
             self._add_pieces((verdict.anchor, *verdict.emitted))
         self.trace = Trace(

@@ -71,7 +71,7 @@ def likeliest(logits: torch.Tensor) -> torch.Tensor:
     of the row that holds the largest value.
     """
     rows, size = logits.shape
-    if logits.device.type != "cpu" or size % _PIECE or size < 32 * _PIECE:
+    if logits.device.type != "cpu" or size % _PIECE or size < 16 * _PIECE:
         return logits.argmax(-1)
     pieces = logits.view(rows, -1, _PIECE)
     best = pieces.amax(-1).argmax(-1)

@@ -33,7 +33,7 @@ class AutoregressiveDrafter:
         if draft_ids is None:
             draft_ids = torch.arange(min(vocab_size, model.vocab_size))
         self.vocabulary = DraftVocabulary(draft_ids.to(model.device), vocab_size)
-        self.name, self.label = name, label
+        self.name, self.label, self.graphs = name, label, model.graphs
         self._cache = model.new_cache()
         self._texts: dict[int, list[int]] = {}
         """Committed tokens of each row, the anchor included. The cache holds the first of them and, past them all,

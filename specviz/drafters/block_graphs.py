@@ -110,7 +110,7 @@ class BlockGraphs(Recordings):
         texts = texts.view(rows, 2)
         attend = store_attention(store, columns, at, to, seen, read, gather)
         x = self.lean.block(texts[:, 1], last, [slots] * rows, at, self.longest, attend)
-        drafted = choose(self.lean, vocabulary, settings, x, texts, uniforms, [slots] * rows)
+        drafted = choose(self.lean, vocabulary, settings, x, self.lean.head(x), texts, uniforms, [slots] * rows)
         found = {f.name: t for f in fields(drafted) if (t := getattr(drafted, f.name)) is not None}
         return {**found, "last": last}
 

@@ -24,12 +24,12 @@ from specviz.trace import Cost, Settings
 
 
 def mend_slots(
-    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, texts: torch.Tensor,
-    uniforms: torch.Tensor, counts: Sequence[int],
+    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, logits: torch.Tensor,
+    texts: torch.Tensor, uniforms: torch.Tensor, counts: Sequence[int],
 ) -> Drafted:
     """As `choose_slots`, but from the second slot on each state is mended first with the two tokens before it; `states`
-    then holds what came of it."""
-    serial, logits = lean.serial, lean.head(states)
+    and `logits` then hold what came of it."""
+    serial = lean.serial
     first_guess = vocabulary.likeliest(logits)
     prepared = serial.prepare(states)
     before, last = (texts[:, i].clone() for i in (0, 1))
@@ -38,8 +38,7 @@ def mend_slots(
     for slot in range(max(counts)):
         here, rows = slots_at(slot, counts, states.device)
         if slot:  # the first slot knows its neighbour, the anchor, already
-            states[here] = mended = serial.mend(prepared[here], last[rows], before[rows])
-            logits[here] = lean.head(mended)
+            states[here], logits[here] = lean.mend(prepared[here], last[rows], before[rows])
         chosen, of_slot = vocabulary.choose(logits[here], settings, uniforms[here])
         if of_slot is not None:
             drawn_from[here] = of_slot

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from specviz.costs import ModelShape
 from specviz.drafters.block_graphs import block_graphs_of
+from specviz.drafters.native_block import NativeBlock, NativeSerial
 from specviz.models.attention import Attend, PackedAttention, turn
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
@@ -67,15 +68,33 @@ class LeanBlock:
             weight_bytes=self.weight_bytes, head_bytes=self.head.weight_bytes, small_weights=extra,
         )
         """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
+        self._native = NativeBlock(self) if in_4_bits else None
+        self._native_serial = NativeSerial(self) if in_4_bits and c.serial else None
         self.graphs = block_graphs_of(self, target)
         """CUDA graphs of its passes, on a CUDA GPU only."""
-        self._turns = Turns(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
+        self.turns = Turns(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
 
     def new_cache(self) -> RaggedCache:
         """Keys and values of one run's contexts."""
         if self.graphs is not None:
             return self.graphs.new_cache()
         return RaggedCache(self.config.layers, self.masks.device, torch.float32)
+
+    def draft(
+        self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor | None],
+        last_states: Sequence[torch.Tensor], anchors: Sequence[int], counts: Sequence[int],
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """Append the rows' new context tokens, given by their taps [n_r, len(taps) * D] or None, and pass blocks of
+        their own numbers of slots: final-normed states [sum of counts, D], logits [sum of counts, Vd], and the state
+        [D] of each row's last context token, which was last_states[r] before."""
+        if self._native is not None:
+            return self._native.draft(cache, rows, taps, last_states, anchors, counts)
+        last = dict(zip(rows, last_states))
+        if fresh := [(row, t) for row, t in zip(rows, taps) if t is not None]:
+            new, given = zip(*fresh)
+            last |= zip(new, self.absorb(cache, new, given))
+        states = self.states(cache, rows, onto(anchors, self.masks.device), torch.stack(list(last.values())), counts)
+        return states, self.head(states), list(last.values())
 
     def absorb(self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Append context tokens, given by their taps [n_r, len(taps) * D], to the rows in the cache.
@@ -94,7 +113,7 @@ class LeanBlock:
         c = self.config
         parts = taps.float().view(-1, len(c.taps), c.hidden_size)
         states = norm(self.fuse(norm(parts, None, self.eps).flatten(1)), self.fuse_gain, self.eps)
-        cos, sin = self._turns.rows(positions, longest)
+        cos, sin = self.turns.rows(positions, longest)
         both = self.context(norm(states, None, self.eps)).view(len(states), c.layers, 2, c.kv_heads, c.head_dim)
         keys = [turn(both[:, layer, 0], cos, sin) for layer in range(c.layers)]
         return states, keys, [both[:, layer, 1] for layer in range(c.layers)]
@@ -123,8 +142,17 @@ class LeanBlock:
         x = (torch.cat([first, later.expand(-1, most - 1, -1)], 1) + self.masks[:most]).flatten(0, 1)
         if len(set(counts)) > 1:
             x = x[onto([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
-        x, _ = self.layers(x, attend, *self._turns.rows(positions, longest))
+        x, _ = self.layers(x, attend, *self.turns.rows(positions, longest))
         return norm(x, self.gain, self.eps)
+
+    def mend(self, prepared: torch.Tensor, previous: torch.Tensor,
+             before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The serial head on N slots: mended, normed states [N, D] and their logits [N, Vd], from their parts by
+        `serial.prepare` and the two tokens [N] just before each slot."""
+        if self._native_serial is not None:
+            return self._native_serial.mend(prepared, previous, before)
+        states = self.serial.mend(prepared, previous, before)
+        return states, self.head(states)
 
 
 class LeanSerial:

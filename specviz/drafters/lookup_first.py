@@ -25,6 +25,7 @@ class LookupFirst:
         self.name = f"lookup+{behind.name}"
         self.label = f"n-gram lookup where the text's last words occurred before, otherwise {behind.label}"
         self.taps, self.max_k, self.parallel = behind.taps, behind.max_k, behind.parallel
+        self.graphs = getattr(behind, "graphs", None)
         self._behind, self._lookup = behind, NgramDrafter(vocab_size, device, shortest=2)
 
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:

@@ -196,12 +196,11 @@ class SerialHead(nn.Module):
 
 
 def choose_slots(
-    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, texts: torch.Tensor,
-    uniforms: torch.Tensor, counts: Sequence[int],
+    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, logits: torch.Tensor,
+    texts: torch.Tensor, uniforms: torch.Tensor, counts: Sequence[int],
 ) -> Drafted:
-    """The tokens of R rows with so many slots each, each slot by itself. states [sum K, D] of the block pass, texts
-    [R, 2] the token before each row's anchor and the anchor, uniforms [sum K]."""
-    logits = lean.head(states)
+    """The tokens of R rows with so many slots each, each slot by itself. states [sum K, D] and logits [sum K, Vd] of
+    the block pass, texts [R, 2] the token before each row's anchor and the anchor, uniforms [sum K]."""
     tokens, drawn_from = vocabulary.choose(logits, settings, uniforms)
     return Drafted(tokens, logits, drawn_from)
 
@@ -245,17 +244,10 @@ class ParallelDrafter:
     @torch.inference_mode()
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._cache.add(row, capacity + self.max_k)
-        self._taps[row] = [] if taps is None or not len(taps) else [taps]
+        self._taps[row] = []
         self._last[row] = torch.zeros(self.net.config.hidden_size, device=self.target.device)
-        self._absorb([row])
-
-    def _absorb(self, rows: Sequence[int]) -> None:
-        """Bring the waiting taps of the rows into their context, in one pass."""
-        rows = [row for row in rows if self._taps[row]]
-        if not rows:
-            return
-        self._last |= zip(rows, self.lean.absorb(self._cache, rows, list(map(self._waiting, rows))))
-        self._taps |= {row: [] for row in rows}
+        if taps is not None and len(taps):
+            self._last[row], = self.lean.absorb(self._cache, [row], [taps])
 
     def _waiting(self, row: int) -> torch.Tensor | None:
         """The waiting taps [n, taps * D] of a row."""
@@ -277,11 +269,22 @@ class ParallelDrafter:
 
     def _eager(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]]:
         """What was drafted, and where each row's slots begin."""
-        states = self._hidden(requests, counts)
+        states, logits = self._block(requests, counts)
         texts = onto(self._texts(requests), states.device)
         uniforms = onto(_uniforms(requests, counts), states.device, torch.float64)
-        drafted = self._choose(self.lean, self.vocabulary, self.settings, states, texts, uniforms, counts)
+        drafted = self._choose(self.lean, self.vocabulary, self.settings, states, logits, texts, uniforms, counts)
         return drafted, [end - n for end, n in zip(accumulate(counts), counts)]
+
+    @torch.inference_mode()
+    def _block(self, requests: Sequence[Request], counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The block pass over all rows, packed: final-normed states [sum K, D] and logits [sum K, Vd]."""
+        rows = [r.row for r in requests]
+        states, logits, last = self.lean.draft(
+            self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows],
+            [r.anchor for r in requests], counts)
+        self._last |= zip(rows, last)
+        self._taps |= {row: [] for row in rows}
+        return states, logits
 
     def _launched(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]] | None:
         """The same from a CUDA graph; None where there is none."""
@@ -301,15 +304,6 @@ class ParallelDrafter:
     def _texts(self, requests: Sequence[Request]) -> list[list[int]]:
         """Of each row the token before its anchor, as far as it matters, and the anchor."""
         return [[r.anchor, r.anchor] for r in requests]
-
-    @torch.inference_mode()
-    def _hidden(self, requests: Sequence[Request], counts: list[int]) -> torch.Tensor:
-        """The block pass over all rows, packed: final-normed states [sum K, D]."""
-        rows = [r.row for r in requests]
-        self._absorb(rows)
-        last = torch.stack([self._last[row] for row in rows])
-        anchors = onto([r.anchor for r in requests], last.device)
-        return self.lean.states(self._cache, rows, anchors, last, counts)
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """Of the block pass; the injection of the few new context tokens is small beside it and left out."""

@@ -6,7 +6,9 @@ the length, and the stale tail is overwritten by the next write and never attend
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -46,15 +48,30 @@ class Pass:
     """[N] the last position of its row that each token sees: its own or, in a block, that of the last token."""
     span: tuple[int, int, int] | None
     """Of a pass of one row: its slot and the columns from and to which it is written."""
-    groups: list[Group]
+    longest: int
+    """No position exceeds it."""
     cache: RaggedCache
-    masks: dict[tuple[int, int | None, int], torch.Tensor | None]
+    causal: bool
+    members: dict[int, list[tuple[int, int, int]]]
+    """By how many tokens they bring: slot, first token and length before, of each row."""
+    masks: dict[tuple[int, int | None, int], torch.Tensor | None] = field(default_factory=dict)
     """Made once per pass, by the arguments of RaggedCache.mask."""
 
-    @property
-    def longest(self) -> int:
-        """No position of the pass exceeds it."""
-        return max(group.columns for group in self.groups)
+    @cached_property
+    def groups(self) -> list[Group]:
+        """Rows that bring equally many tokens."""
+        return [self._group(count, members) for count, members in self.members.items()]
+
+    def _group(self, count: int, members: list[tuple[int, int, int]]) -> Group:
+        device = self.cache.device
+        first = onto([start for _, start, _ in members], device)
+        tokens = first[:, None] + torch.arange(count, device=device)
+        longest = max(length for _, _, length in members) + count
+        columns = self.cache.columns(longest)
+        even = len({length for _, _, length in members}) == 1
+        return Group(
+            tokens, places([slot for slot, _, _ in members], device), columns,
+            columns == longest and even and (count == 1 or not self.causal), self.last_seen_of[tokens])
 
 
 class RaggedCache:
@@ -65,6 +82,8 @@ class RaggedCache:
         self.keys: list[torch.Tensor | None] = [None] * layers
         """Per layer [slots, kv_heads, capacity, head_dim]; made at the layer's first write."""
         self.values: list[torch.Tensor | None] = [None] * layers
+        self.native: tuple | None = None
+        """The keys of layer 0, and what native_layers.py made of all stores: valid as long as those are these."""
         self.lengths: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
@@ -92,6 +111,15 @@ class RaggedCache:
             store[self._slots[row], :, :length] = store[self._slots[source], :, :length]
         self.lengths[row] = length
 
+    def slot(self, row: int) -> int:
+        """Where a row's keys and values stand in the store."""
+        return self._slots[row]
+
+    def check(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Raises ValueError if rows of these lengths have no room for so many more tokens."""
+        if any(length + count > self._capacity for length, count in zip(lengths, counts)):
+            raise ValueError(f"a row would outgrow its capacity of {self._capacity} tokens")
+
     def truncate(self, row: int, length: int) -> None:
         """Forget everything of the row from `length` on."""
         if not 0 <= length <= self.lengths[row]:
@@ -107,39 +135,22 @@ class RaggedCache:
     def plan(self, rows: list[int], counts: list[int], causal: bool = True) -> Pass:
         """The pass that brings counts[i] new tokens to rows[i], packed in this order. Lengths are raised
         at once: the pass must then be run. causal False: the new tokens of a row all see each other."""
-        starts, slot_of, position_of, last_seen_of, by_count = [], [], [], [], {}
-        packed = 0
+        slot_of, position_of, last_seen_of, members = [], [], [], {}
         for row, count in zip(rows, counts):
-            length = self.lengths[row]
+            length, slot = self.lengths[row], self._slots[row]
             if length + count > self._capacity:
                 raise ValueError(f"row {row} would outgrow its capacity of {self._capacity} tokens")
-            starts.append(packed)
-            by_count.setdefault(count, []).append((row, packed, length))
-            slot_of += [self._slots[row]] * count
+            members.setdefault(count, []).append((slot, len(slot_of), length))
+            slot_of += [slot] * count
             position_of += range(length, length + count)
             last_seen_of += range(length, length + count) if causal else [length + count - 1] * count
-            packed += count
             self.lengths[row] = length + count
-        positions, last_seen = onto(position_of, self.device), onto(last_seen_of, self.device)
-        groups = []
-        for count, members in by_count.items():
-            slots = [self._slots[row] for row, _, _ in members]
-            first = onto([start for _, start, _ in members], self.device)
-            tokens = first[:, None] + torch.arange(count, device=self.device)
-            longest = max(length for _, _, length in members) + count
-            columns = self._columns(longest)
-            even = len({length for _, _, length in members}) == 1
-            groups.append(Group(
-                tokens,
-                places(slots, self.device),
-                columns,
-                columns == longest and even and (count == 1 or not causal),
-                last_seen[tokens],
-            ))
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
-        return Pass(onto(slot_of, self.device), positions, last_seen, span, groups, self, {})
+        return Pass(onto(slot_of, self.device), onto(position_of, self.device), onto(last_seen_of, self.device), span,
+                    max(position_of) + 1, self, causal, members)
 
-    def _columns(self, length: int) -> int:
+    def columns(self, length: int) -> int:
+        """How many are read for so many tokens."""
         return -(-length // COLUMNS) * COLUMNS if self.device.type == "cpu" else length
 
     def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -155,12 +166,12 @@ class RaggedCache:
         """Keys and values of a layer [slots, kv_heads, capacity, head_dim], with room for all rows."""
         for store in (self.keys, self.values):
             old = store[layer]
-            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self._columns(self._capacity):
+            if old is None or old.shape[0] < self._slot_count or old.shape[2] < self.columns(self._capacity):
                 store[layer] = self._grown(old, kv_heads, head_dim)
         return self.keys[layer], self.values[layer]
 
     def _grown(self, old: torch.Tensor | None, kv_heads: int, head_dim: int) -> torch.Tensor:
-        shape = (self._slot_count, kv_heads, self._columns(self._capacity), head_dim)
+        shape = (self._slot_count, kv_heads, self.columns(self._capacity), head_dim)
         try:
             # zeros: an unwritten column is masked, but a NaN there would survive the mask's multiplication
             grown = torch.zeros(shape, dtype=self.dtype, device=self.device)

@@ -134,15 +134,6 @@ class GraphCache(RaggedCache):
         _ = self.store  # before anything is written: a store that grew would move
         return super().plan(*arguments, **options)
 
-    def check(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
-        """Raises ValueError if rows of these lengths have no room for so many more tokens."""
-        if any(length + count > self._capacity for length, count in zip(lengths, counts)):
-            raise ValueError(f"a row would outgrow its capacity of {self._capacity} tokens")
-
-    def slot(self, row: int) -> int:
-        """Where a row's keys and values stand in the store."""
-        return self._slots[row]
-
 
 # ----------------------------------------------------------------------------------------------- graphs
 

@@ -150,6 +150,8 @@ class LeanLlama:
         if keep is not None and len(keep) == 0:
             return None, tapped
         kept = hidden if keep is None else hidden[keep]
+        if isinstance(self.head, PackedLinear):
+            return self.head(kept, self.norm, self.eps), tapped
         return self.head(norm(kept, self.norm, self.eps)), tapped
 
 

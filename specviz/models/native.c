@@ -26,15 +26,14 @@ typedef struct {
     float *keys, *values, *tap;
 } Layer;
 
-/* x [tokens, hidden] through `count` layers, in place. inner: numbers that the gates let through. bits: of the weights.
-numbers: room for [tokens, heads + 2 kv_heads, dim], [tokens, heads, dim] and [tokens, 2 inner] ones; room: of the
-product with the most inputs. */
-void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
-                   int bits, float *numbers, char *room, int threads)
+/* x [tokens, hidden] through `count` layers, in place, by every thread of a team. inner: numbers that the gates let
+through. bits: of the weights. numbers: room for [tokens, heads + 2 kv_heads, dim], [tokens, heads, dim] and [tokens, 2
+inner] ones; room: of the product with the most inputs. */
+static void layers_shared(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
+                          int bits, float *numbers, char *room)
 {
     const long tokens = pass->tokens, mixed = pass->heads * pass->dim, packed = mixed + 2 * pass->kv_heads * pass->dim;
     float *heads = numbers, *attended = heads + tokens * packed, *gates = attended + tokens * mixed;
-#pragma omp parallel num_threads(threads)
     for (const Layer *of = layers; of < layers + count; of++) {
         product_shared(x, tokens, hidden, of->norm_1, eps, 0, bits, of->qkv, packed, 0, heads, room);
         attend_shared(pass, heads, of->keys, of->values, attended);
@@ -47,6 +46,16 @@ void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, 
         }
     }
 }
+
+/* As layers_shared, with a team of its own. */
+void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
+                   int bits, float *numbers, char *room, int threads)
+{
+#pragma omp parallel num_threads(threads)
+    layers_shared(layers, count, pass, x, hidden, inner, eps, bits, numbers, room);
+}
+
+#include "native_block.h"
 
 /* ---- the memory */
 

@@ -33,7 +33,7 @@ _UNITS_MATRIX = ("amx_tile", "amx_bf16")
 """Which serve those, where they are"""
 _FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
 _SOURCE = Path(__file__).with_name("native.c")
-_PARTS = (_SOURCE, _SOURCE.with_name("native_products.h"), _SOURCE.with_name("native_attention.h"))
+_PARTS = (_SOURCE, *(_SOURCE.with_name(f"native_{part}.h") for part in ("products", "attention", "block")))
 _LARGE_PAGE = 2 * 2**20
 _LOG = logging.getLogger(__name__)
 _POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
@@ -56,9 +56,26 @@ class Layer(ctypes.Structure):
     _fields_ = [(n, _POINTER) for n in ("norm_1", "norm_2", "qkv", "out", "gate_up", "down", "keys", "values", "tap")]
 
 
+class Block(ctypes.Structure):
+    """The Block of native_block.h."""
+
+    _fields_ = [(n, _SIZE) for n in ("hidden", "inner", "taps", "layers", "outputs")] + [
+        ("eps", _NUMBER), ("embedding_bits", _FLAG)] + [
+        (n, _POINTER) for n in ("embedding", "fuse_gain", "gain", "ones", "masks", "fuse", "context", "inputs", "head")]
+
+
+class Serial(ctypes.Structure):
+    """The Serial of native_block.h."""
+
+    _fields_ = [(n, _SIZE) for n in ("hidden", "inner", "outputs")] + [("eps", _NUMBER), ("embedding_bits", _FLAG)] + [
+        (n, _POINTER) for n in ("embedding", "gain", "of_tokens", "outer", "head")]
+
+
 _ARGUMENTS = {
     "product": [_POINTER, _SIZE, _SIZE, _POINTER, _NUMBER, _FLAG, _POINTER, _SIZE, _POINTER, _POINTER, _FLAG],
     "attend": [_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _FLAG],
+    "draft_block": [*[_POINTER] * 5, _SIZE, *[_POINTER] * 9, _FLAG],
+    "mend": [_POINTER, _SIZE, *[_POINTER] * 7, _FLAG],
     "decode_layers": [_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _NUMBER, _FLAG, _POINTER, _POINTER, _FLAG],
 }
 

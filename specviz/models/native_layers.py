@@ -14,6 +14,7 @@ import torch
 
 from specviz.models import native
 from specviz.models.attention import PackedAttention, native_pass
+from specviz.models.cache import RaggedCache
 from specviz.models.packed import PackedLinear, bring_together, room_for
 
 
@@ -49,16 +50,25 @@ class NativeLayers:
         inner = gate_up[0] // 2
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         tapped = {layer: torch.empty_like(hidden) for layer in taps}
-        stores = [attend.plan.cache.stores(i, self._kv_heads, self._dim) for i in range(len(self._products))]
-        layers = (native.Layer * len(stores))(*(
-            (*(gain.data_ptr() for gain in norms), *(product.packed.data_ptr() for product in products),
-             keys.data_ptr(), values.data_ptr(), tapped[i].data_ptr() if i in tapped else None)
-            for i, (norms, products, (keys, values)) in enumerate(zip(self._norms, self._products, stores))))
+        layers = self.on(attend.plan.cache)
+        for i, layer in enumerate(layers):
+            layer.tap = tapped[i].data_ptr() if i in tapped else None
         of_pass, _kept = native_pass(attend.plan, out[1] // self._dim, self._kv_heads, self._dim, cos, sin,
-                                     stores[0][0].shape[2])
+                                     attend.plan.cache.keys[0].shape[2])
         numbers = torch.empty(tokens * (qkv[0] + out[1] + 2 * inner))
         room = room_for(tokens, max(width, out[1], inner))
         native.kernels(self._bits).decode_layers(
             layers, len(layers), ctypes.byref(of_pass), hidden.data_ptr(), width, inner, self._eps, self._bits,
             numbers.data_ptr(), room.data_ptr(), torch.get_num_threads())
         return hidden, tapped
+
+    def on(self, cache: RaggedCache) -> ctypes.Array[native.Layer]:
+        """The layers as native.c wants them, with a cache's stores: made anew when these have grown."""
+        first, _ = cache.stores(0, self._kv_heads, self._dim)
+        if cache.native is None or cache.native[0] is not first:
+            stores = [cache.stores(i, self._kv_heads, self._dim) for i in range(len(self._products))]
+            cache.native = first, (native.Layer * len(stores))(*(
+                (*(gain.data_ptr() for gain in norms), *(product.packed.data_ptr() for product in products),
+                 keys.data_ptr(), values.data_ptr(), None)
+                for norms, products, (keys, values) in zip(self._norms, self._products, stores)))
+        return cache.native[1]

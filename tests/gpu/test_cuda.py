@@ -1,13 +1,21 @@
 """What only a CUDA GPU can show: the same texts as on the CPU, graphs that say what eager passes say, times by events,
 measured roofs. Skipped without one."""
 
+import itertools
+
 import pytest
 import torch
 
+from specviz import decoding, transfer
 from specviz.decoding import decode
+from specviz.drafters import autoregressive, base
+from specviz.drafters.base import Request
+from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.ngram import NgramDrafter
+from specviz.drafters.parallel import ParallelDrafter
 from specviz.hardware import ceilings, machine
-from specviz.models.graphs import CudaRecorder, GraphCache
+from specviz.lazy import whole
+from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
 from specviz.runs import ModelStore, Order, Run
 from specviz.trace import Settings
 
@@ -26,6 +34,18 @@ def test_greedy_texts_are_those_of_the_cpu(drafter, rows):
         return [run.trace.token_ids(row) for row in range(rows)]
 
     assert tokens("cuda") == tokens("cpu")
+
+
+def block(kind, target, settings):
+    """A block drafter of random weights for `small`, on the GPU."""
+    from specviz.drafters.parallel import BlockConfig, BlockNet
+
+    torch.manual_seed(1)
+    net = BlockNet(BlockConfig(128, 300, 2, 4, 2, 32, 192, (0, 2), 8, serial=64), torch.arange(0, 300, 3))
+    for p in net.parameters():
+        if p.ndim > 1:
+            torch.nn.init.normal_(p, std=0.1)
+    return kind(net.cuda().eval(), target, settings)
 
 
 def small(vocabulary=300, layers=4):
@@ -86,6 +106,80 @@ def test_runs_with_graphs_emit_the_texts_of_eager_runs():
         assert texts(graphed, k) == want
         assert graphed.graphs.recorded == recorded
     assert not graphed.graphs.reason
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])
+def test_block_drafters_draft_from_graphs_what_they_draft_eagerly(kind, temperature):
+    """Three rows with their own K and uneven commits: q and logits of every slot agree, and the tokens where no two
+    logits are nearly tied."""
+    target, settings = small(), Settings(temperature=temperature)
+    graphed, eager = block(kind, target, settings), block(kind, target, settings)
+    eager.graphs = None
+    anchors = [7, 8, 9]
+    for drafter in (graphed, eager):
+        for row in range(3):
+            taps = torch.full((2, 256), 0.1 * (row + 1), device="cuda")
+            drafter.start(row, [1, 2, anchors[row]], taps, 200)
+    for step in range(12):
+        rows = [r for r in range(3) if (step + r) % 3 or step % 4 == 0]
+        uniforms = {r: tuple(0.1 + 0.13 * j for j in range(1 + (step + r) % 6)) for r in rows}
+        requests = [Request(r, anchors[r], len(us), us) for r, us in uniforms.items()]
+        a, b = (drafter.propose(requests).on_host() for drafter in (graphed, eager))
+        for x, y in zip(a.draft_logits, b.draft_logits):
+            x, y = whole(x), whole(y)
+            assert (x - y)[x.isfinite()].abs().max() < 1e-3
+        for row in rows:
+            emitted = [(step + row + j) % 300 for j in range(1 + (step + row) % 4)]
+            taps = torch.randn(len(emitted), 256, device="cuda", generator=torch.Generator("cuda").manual_seed(step))
+            for drafter in (graphed, eager):
+                drafter.commit(row, emitted, taps)
+            anchors[row] = emitted[-1]
+    assert graphed.graphs.replayed == 12 and graphed.graphs.recorded < 12, graphed.graphs.note
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["plain", "ngram", "first layers", "parallel", "hybrid"])
+def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
+    """CUDA itself raises at everything else that waits; only where a graph is recorded may it be waited for."""
+    from specviz.drafters.autoregressive import first_layers
+
+    target, settings = small(), Settings(k=4, temperature=temperature, max_new_tokens=120)
+    drafter = {
+        "plain": lambda: None, "ngram": lambda: NgramDrafter(300, target.device),
+        "first layers": lambda: first_layers(target, target.first(1), settings),
+        "parallel": lambda: block(ParallelDrafter, target, settings),
+        "hybrid": lambda: block(HybridDrafter, target, settings),
+    }[name]()
+    reads, watching = [], False
+
+    def waiting(function):
+        """The function, which may wait."""
+        def called(*arguments):
+            torch.cuda.set_sync_debug_mode("default")
+            found = function(*arguments)
+            torch.cuda.set_sync_debug_mode("error" if watching else "default")
+            return found
+
+        return called
+
+    def read(*parts):
+        reads.append(len(parts))
+        return waiting(transfer.read)(*parts)
+
+    for place in (decoding, base, autoregressive):
+        monkeypatch.setattr(place, "read", read)
+    monkeypatch.setattr(Recordings, "_record", waiting(Recordings._record))
+    rounds = itertools.islice(
+        decode(target, drafter, [[1, 2, 3, 1, 2, 3]], settings, eos_ids=frozenset(), record=False), 20)
+    next(rounds)
+    watching = True
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        assert len(list(rounds)) == 19
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(reads) == 20
 
 
 def test_a_store_that_does_not_fit_is_refused_before_it_is_made():

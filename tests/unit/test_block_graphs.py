@@ -1,4 +1,4 @@
-"""CUDA graphs of block drafters as far as a processor can show them: what is launched drafts what is drafted eagerly."""
+"""CUDA graphs of block drafters as far as a processor can show them: launches draft what is drafted eagerly."""
 
 import random
 

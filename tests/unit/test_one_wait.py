@@ -8,6 +8,7 @@ by `Watched`. So rounds that run here never wait on a GPU but where `read` is ca
 import itertools
 
 import pytest
+import test_foreign
 import torch
 from test_graphs import FakeRecorder
 from test_training import TAPS, block_net, module
@@ -18,6 +19,8 @@ from specviz import decoding
 from specviz.drafters import autoregressive, base
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.block_graphs import BlockGraphs
+from specviz.drafters.foreign import load_net
+from specviz.drafters.foreign_drafter import ForeignDrafter
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.lookup_first import LookupFirst
 from specviz.drafters.ngram import NgramDrafter
@@ -119,12 +122,17 @@ def drafters(graphs):
 def rounds(make, settings, prompts, graphs, ks=None):
     target = model(graphs)
     drafter = make(target, settings)
+    return target, drafter, watched(target, drafter, prompts, settings, ks)
+
+
+def watched(target, drafter, prompts, settings, ks=None):
+    """A few rounds. ks: of each row, or the settings' for all."""
     with Calls(), Copies():
         steps = decoding.decode(target, drafter, prompts, settings, eos_ids=frozenset(), record=False,
                                 choose_k=None if ks is None else lambda row: ks[row.id])
         played = list(itertools.islice(steps, ROUNDS))
         steps.close()
-    return target, drafter, played
+    return played
 
 
 @pytest.mark.parametrize("graphs", [False, True])
@@ -143,6 +151,23 @@ def test_a_round_reads_once(reads, name, settings, graphs):
             assert all(v.proposed == (ks[v.row] if ks else 4) for r in played for v in r.rows)
         if graphs and name in ("parallel", "sampled", "hybrid"):
             assert drafter.graphs.replayed == ROUNDS and target.graphs.replayed == ROUNDS
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", test_foreign.NAMES)
+def test_a_round_with_a_published_drafter_reads_once(reads, name, temperature):
+    _, target = test_foreign.case(name)
+    settings = Settings(k=4, max_new_tokens=60, temperature=temperature)
+    net = load_net(test_foreign.CASES / name, target).to(META)
+    for part in ("embedding", "head", "draft_ids", "rotary"):
+        if getattr(net, part) is not None:
+            setattr(net, part, getattr(net, part).to(META))
+    there = CausalModel(target.module.to(META))
+    for prompts, ks in ((PROMPTS[:1], None), (PROMPTS, (1, 4, 3))):
+        reads.clear()
+        played = watched(there, ForeignDrafter(net, there, settings), [[t % 24 for t in p] for p in prompts], settings,
+                         ks)
+        assert len(played) == len(reads) == ROUNDS
 
 
 def test_a_drafter_that_looks_at_its_tokens_is_caught(reads):
