@@ -108,7 +108,8 @@ class BlockGraphs(Recordings):
                     layer[written, :, positions] = of_layer
             last = torch.where((end >= 0)[:, None], states[end.clamp(min=0)], last)
         texts = texts.view(rows, 2)
-        attend = store_attention(store, columns, at, to, seen, read, gather)
+        attend = store_attention(store, columns, at, to, seen, read, gather,
+                                 self.lean.config.heads // self.kv_heads)
         x = self.lean.block(texts[:, 1], last, [slots] * rows, at, self.longest, attend)
         drafted = choose(self.lean, vocabulary, settings, x, self.lean.head(x), texts, uniforms, [slots] * rows)
         found = {f.name: t for f in fields(drafted) if (t := getattr(drafted, f.name)) is not None}

@@ -241,16 +241,18 @@ def gathered(slots: Sequence[int], rows: int, store: Store) -> bool:
 
 
 def store_attention(store: Store, columns: int, positions: torch.Tensor, written: torch.Tensor, last_seen: torch.Tensor,
-                    read: torch.Tensor, gather: bool) -> Attend:
+                    read: torch.Tensor, gather: bool, shared: int) -> Attend:
     """Attention of R rows with n tokens each over their slots in a store, of which so many columns are read.
 
-    positions, written (slots) and last_seen (positions) [R * n] of the tokens; read [R] the rows' slots.
+    positions, written (slots) and last_seen (positions) [R * n] of the tokens; read [R] the rows' slots. shared: heads
+    that share a KV head; they become further queries of it.
     """
     rows, dtype = len(read), store.keys[0].dtype
     count = len(positions) // rows
     seen = torch.arange(columns, device=positions.device) <= last_seen.view(rows, 1, count, 1)
     # as numbers to be added, once: the attention kernel would else turn booleans into them in every layer
     mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill_(~seen, -torch.inf)
+    mask = mask.repeat(1, 1, shared, 1)
 
     def attend(layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_heads: int) -> torch.Tensor:
         query, key, value = query_key_value(heads, kv_heads, cos, sin)
@@ -258,11 +260,9 @@ def store_attention(store: Store, columns: int, positions: torch.Tensor, written
         for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
             kept[written, :, positions] = new
             past.append((kept.index_select(0, read) if gather else kept[:rows])[:, :, :columns])
-        # heads that share a KV head become further queries of it
-        shared = query.shape[1] // kv_heads
         q = query.view(rows, count, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
         q = q.reshape(rows, kv_heads, shared * count, -1)
-        mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask.repeat(1, 1, shared, 1))
+        mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask)
         mixed = mixed.view(rows, kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
         return mixed.reshape(len(query), -1)
 
@@ -338,7 +338,8 @@ class Graphs(Recordings):
         rows, count, columns, gather, taps = key
         width = rows * count
         ids, positions, written, read = inputs.split((width, width, width, rows))
-        attend = store_attention(store, columns, positions, written, positions, read, gather)
+        attend = store_attention(store, columns, positions, written, positions, read, gather,
+                                 self.lean.heads // self.kv_heads)
         logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
         tapped = {"taps": torch.cat([by_layer[i] for i in taps], dim=-1)} if taps else {}
         return {"logits": logits.float(), **tapped}

@@ -37,19 +37,19 @@ END
 model="$SPECVIZ_HOME/models/smollm2-135m"
 if [ ! -f "$model/model.safetensors" ] && [ -f "${SPECVIZ_GGUF:-}" ]; then
     mkdir -p "$model"
-    step 60 convert "$python" -m specviz.models.gguf "$SPECVIZ_GGUF" "$model"
+    step 40 convert "$python" -m specviz.models.gguf "$SPECVIZ_GGUF" "$model"
 elif [ ! -f "$model/model.safetensors" ]; then
-    step 60 fetch "$python" -m specviz fetch smollm2-135m
+    step 40 fetch "$python" -m specviz fetch smollm2-135m
 fi
 
-step 90 tests "$python" -m pytest -q tests/gpu
+step 120 tests "$python" -m pytest -q tests/gpu
 step 50 shape-135m "$python" -m specviz bench --shape SmolLM2-135M --device cuda --quick --json
 step 90 shape-8b "$python" -m specviz bench --shape Llama-3.1-8B --device cuda --quick --json
 if [ -f "$model/model.safetensors" ]; then
     step 130 bench "$python" -m specviz bench --quick --peers --k 2,3,5 --device cuda --json
     list="List eight things to check before a long bicycle tour, one per line, each with a reason of a few words."
     for drafter in hybrid ngram; do
-        step 30 "run-$drafter" "$python" -m specviz run --drafter "$drafter" --k 5 --device cuda --prompt "$list" \
+        step 25 "run-$drafter" "$python" -m specviz run --drafter "$drafter" --k 5 --device cuda --prompt "$list" \
             --max-new-tokens 96 --temperature 0 --trace "$out/gpu-list-$drafter.json.gz"
     done
 fi
