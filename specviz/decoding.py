@@ -260,10 +260,10 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Verdict:
-    """On all rows of a round: how many drafts were accepted, and the bonus tokens, still on the device; and by what."""
+    """On all rows of a round: how many drafts were accepted, and the bonus tokens, still to be read; and by what."""
 
-    accepted: torch.Tensor
-    bonus: torch.Tensor
+    accepted: torch.Tensor | list[int]
+    bonus: torch.Tensor | list[int]
     target_probs: Rows
     accept_uniforms: list[list[float]]
     bonus_uniforms: list[float]
@@ -281,7 +281,7 @@ def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], setting
     tokens = [t if isinstance(t := draft.tokens, torch.Tensor) else onto(t, device) for draft in given]
     accepted, bonus = judge_rows(
         p, out.starts[: len(active)], q, torch.cat(tokens) if given else None, [draft.length for draft in drafts],
-        onto([u for of_row in us for u in of_row], device, torch.float64), onto(bonus_us, device, torch.float64))
+        [u for of_row in us for u in of_row], bonus_us)
     return _Verdict(accepted, bonus, p, us, bonus_us)
 
 

@@ -2,12 +2,13 @@
 
 A round looks at few of the rows of tens of thousands of float64 that p and q are: at one probability for each draft,
 and at one row for each text. OneHot and Spread stand for a tensor [K, V]; the functions below read all three alike,
-many rows at once and without waiting for the device.
+many rows at once and without waiting for the device. Made is read row by row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 
@@ -57,7 +58,28 @@ class Spread:
         return full
 
 
-Rows = torch.Tensor | OneHot | Spread
+class Made:
+    """Rows [K, V] that are made one by one where they are first looked at, for a processor: there to look is free."""
+
+    def __init__(self, make: Callable[[int], torch.Tensor], size: int, device: torch.device):
+        """make: one of the K rows [V] by its place; size: K."""
+        self._make, self._size, self.device = cache(make), size, device
+
+    def __len__(self) -> int:
+        return self._size
+
+    def row(self, place: int) -> torch.Tensor:
+        """[V]"""
+        return self._make(place)
+
+    def __getitem__(self, at: slice) -> torch.Tensor:
+        return torch.stack([self.row(place) for place in range(self._size)[at]])
+
+    def whole(self) -> torch.Tensor:
+        return self[:]
+
+
+Rows = torch.Tensor | OneHot | Spread | Made
 
 
 def chosen(rows: Rows, tokens: torch.Tensor) -> torch.Tensor:

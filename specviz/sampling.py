@@ -15,7 +15,7 @@ from itertools import accumulate
 
 import torch
 
-from specviz.lazy import OneHot, Rows, chosen, whole
+from specviz.lazy import Made, OneHot, Rows, chosen, whole
 from specviz.transfer import onto, places, read
 
 STREAMS = {"draft": 0, "accept": 1, "bonus": 2}
@@ -55,9 +55,11 @@ def warp(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float 
 
 
 def warped(logits: torch.Tensor, temperature: float, top_k: int = 0, top_p: float = 1.0) -> Rows:
-    """`warp` of logits [K, V]; at temperature 0 without writing the zeros down."""
+    """`warp` of logits [K, V]; at temperature 0 without writing the zeros down, and on a processor row by row."""
     if temperature == 0:
         return OneHot(likeliest(logits), logits.shape[-1])
+    if logits.device.type == "cpu":
+        return Made(lambda place: warp(logits[place], temperature, top_k, top_p), len(logits), logits.device)
     return warp(logits, temperature, top_k, top_p)
 
 
@@ -107,7 +109,8 @@ def draws(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
 
 def draw(probs: torch.Tensor, u: float) -> int:
     """`draws` of one row [V]."""
-    return int(draws(probs[None], onto([u], probs.device, torch.float64)))
+    running = probs.cumsum(-1)
+    return int(torch.searchsorted(running, u * running[-1:], right=True))
 
 
 def accepts(p, q, u):
@@ -143,29 +146,31 @@ def judge(
 ) -> Judgement:
     """`judge_rows` of one row. target_probs [K + 1, V], draft_probs [K, V]; draft_tokens and accept_uniforms [K]."""
     device, k = target_probs.device, len(draft_tokens)
-    accepted, bonus = read(*judge_rows(
-        target_probs, [0], draft_probs, onto(draft_tokens, device), [k], onto(accept_uniforms, device, torch.float64),
-        onto([bonus_uniform], device, torch.float64)))
+    accepted, bonus = read(*judge_rows(target_probs, [0], draft_probs, onto(draft_tokens, device), [k], accept_uniforms,
+                                       [bonus_uniform]))
     return Judgement(accepted[0], bonus[0], "leftover" if accepted[0] < k else "all_accepted")
 
 
 def judge_rows(
     target_probs: Rows, starts: Sequence[int], draft_probs: Rows, draft_tokens: torch.Tensor, counts: Sequence[int],
-    accept_uniforms: torch.Tensor, bonus_uniforms: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    accept_uniforms: Sequence[float], bonus_uniforms: Sequence[float],
+) -> tuple[torch.Tensor | list[int], torch.Tensor | list[int]]:
     """Judge the K_r drafts of each of R rows in order, and draw each row's bonus token; never waits for the device.
 
     target_probs [M, V]: those of row r from starts[r] on, K_r + 1 of them; draft_probs [N, V], draft_tokens and
     accept_uniforms [N]: counts[r] = K_r of them for one row after the other; bonus_uniforms [R]. A row's first
     rejection stops its chain: the token there is drawn from the leftover and later drafts do not count. Returns how
-    many drafts were accepted [R], and the bonus tokens [R].
+    many drafts were accepted [R], and the bonus tokens [R], for `transfer.read`.
     """
-    device = bonus_uniforms.device
+    if isinstance(target_probs, Made):
+        return _row_by_row(target_probs, starts, draft_probs, draft_tokens, counts, accept_uniforms, bonus_uniforms)
+    device = target_probs.device
     begin = onto(starts, device)
     accepted = torch.zeros_like(begin)
     if any(counts):
         drafted = places([start + slot for start, k in zip(starts, counts) for slot in range(k)], device)
-        kept = accepts(chosen(target_probs[drafted], draft_tokens), chosen(draft_probs, draft_tokens), accept_uniforms)
+        kept = accepts(chosen(target_probs[drafted], draft_tokens), chosen(draft_probs, draft_tokens),
+                       onto(accept_uniforms, device, torch.float64))
         accepted = _leading(kept, counts)
     p = target_probs[begin + accepted]
     if isinstance(p, OneHot):  # a draft that was rejected is another token: all of p is left over
@@ -176,7 +181,29 @@ def judge_rows(
         # past the last draft any q will do: it counts nothing
         q = whole(draft_probs[(first + accepted).clamp_(max=len(draft_tokens) - 1)])
         p = leftover(p, q * rejected[:, None])
-    return accepted, draws(p, bonus_uniforms)
+    return accepted, draws(p, onto(bonus_uniforms, device, torch.float64))
+
+
+def _row_by_row(
+    target_probs: Made, starts: Sequence[int], draft_probs: Rows, draft_tokens: torch.Tensor, counts: Sequence[int],
+    accept_uniforms: Sequence[float], bonus_uniforms: Sequence[float],
+) -> tuple[list[int], list[int]]:
+    """The same on a processor, where p is made no further than each row's first rejection."""
+    accepted, bonus, first = [], [], 0
+    if any(counts):
+        qs, tokens = chosen(draft_probs, draft_tokens).tolist(), draft_tokens.tolist()
+    for start, k, u in zip(starts, counts, bonus_uniforms):
+        slot = 0
+        while slot < k and accepts(float(target_probs.row(start + slot)[tokens[first + slot]]), qs[first + slot],
+                                   accept_uniforms[first + slot]):
+            slot += 1
+        p = target_probs.row(start + slot)
+        if slot < k:
+            p = leftover(p, whole(draft_probs[first + slot: first + slot + 1])[0])
+        accepted.append(slot)
+        bonus.append(draw(p, u))
+        first += k
+    return accepted, bonus
 
 
 def _leading(kept: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:

@@ -42,10 +42,10 @@ def rows_judged_by(one):
     """A judge of rows, from one of a single row: (p, q, tokens, uniforms, bonus) -> (accepted, bonus token)."""
     def judge_rows(p, starts, q, tokens, counts, accept_uniforms, bonus_uniforms):
         p, q, verdicts, at = whole(p), None if q is None else whole(q), [], 0
-        for start, k, bonus in zip(starts, counts, bonus_uniforms.tolist()):
+        for start, k, bonus in zip(starts, counts, bonus_uniforms):
             drafted = slice(at, at + k)
             verdicts.append(one(p[start: start + k + 1], q[drafted], tokens[drafted].tolist(),
-                                accept_uniforms[drafted].tolist(), bonus) if k else (0, draw(p[start], bonus)))
+                                accept_uniforms[drafted], bonus) if k else (0, draw(p[start], bonus)))
             at += k
         return tuple(torch.tensor(part) for part in zip(*verdicts))
 
