@@ -21,18 +21,23 @@ if TYPE_CHECKING:
     from specviz.drafters.lean_block import LeanBlock
 
 
+def _embedding(lean: LeanBlock) -> torch.Tensor:
+    """The target's, in a type that native.c reads."""
+    return lean.embedding.float() if lean.embedding.dtype == torch.float16 else lean.embedding
+
+
 class NativeBlock:
     """Over the weights of a LeanBlock that are packed for native.c."""
 
     def __init__(self, lean: LeanBlock):
         c = self._config = lean.config
         self._lean, self._inner = lean, lean.layers.products[3].shape[1]
-        self._kept = [lean.embedding, *(t.detach().float().contiguous() for t in (
+        self._kept = [embedding := _embedding(lean), *(t.detach().float().contiguous() for t in (
             lean.fuse_gain, lean.gain, torch.ones(c.hidden_size), lean.masks)),
             *(product.packed for product in (lean.fuse, lean.context, lean.inputs, lean.head))]
         self._block = native.Block(
             c.hidden_size, self._inner, len(c.taps), c.layers, lean.head.shape[0], c.rms_eps,
-            8 * lean.embedding.element_size(), *(t.data_ptr() for t in self._kept))
+            8 * embedding.element_size(), *(t.data_ptr() for t in self._kept))
 
     def draft(
         self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor | None],
@@ -101,9 +106,9 @@ class NativeSerial:
     def __init__(self, lean: LeanBlock):
         serial, size = lean.serial, lean.config.hidden_size
         self._size, self._inner, self._outputs = size, serial.outer.shape[1], lean.head.shape[0]
-        self._kept = [lean.embedding, serial.gain.detach().float().contiguous(), serial.of_tokens.packed,
+        self._kept = [embedding := _embedding(lean), serial.gain.detach().float().contiguous(), serial.of_tokens.packed,
                       serial.outer.packed, lean.head.packed]
-        self._serial = native.Serial(size, self._inner, self._outputs, serial.eps, 8 * lean.embedding.element_size(),
+        self._serial = native.Serial(size, self._inner, self._outputs, serial.eps, 8 * embedding.element_size(),
                                      *(t.data_ptr() for t in self._kept))
 
     def mend(self, prepared: torch.Tensor, previous: torch.Tensor,

@@ -69,7 +69,7 @@ def close(one, other):
     assert float((one - other).norm() / other.norm()) < 0.03
 
 
-@pytest.mark.parametrize("dtype, kv_heads", [(torch.float32, 1), (torch.bfloat16, 2)])
+@pytest.mark.parametrize("dtype, kv_heads", [(torch.float32, 1), (torch.bfloat16, 2), (torch.float16, 1)])
 def test_it_drafts_what_the_steps_draft(dtype, kv_heads, monkeypatch):
     lean = make(dtype, monkeypatch, kv_heads)
     one, other = Texts(lean, True, range(3)), Texts(lean, False, range(3))
@@ -92,7 +92,7 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch):
             assert torch.equal(own[0][0], states[i]) and torch.equal(own[1][0], logits[i])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_it_mends_as_the_steps_mend_and_each_row_by_itself(dtype, monkeypatch):
     lean = make(dtype, monkeypatch)
     previous, before = torch.tensor([[5, 9, 1, 0, 319], [7, 5, 9, 1, 0]])
