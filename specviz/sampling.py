@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 
 from specviz.lazy import Made, OneHot, Rows, chosen, whole
-from specviz.transfer import onto, places, read
+from specviz.transfer import onto, places, read, starts_of
 
 STREAMS = {"draft": 0, "accept": 1, "bonus": 2}
 
@@ -177,7 +177,7 @@ def judge_rows(
         return accepted, p.tokens
     if any(counts):
         rejected = accepted < onto(counts, device)
-        first = onto([end - k for end, k in zip(accumulate(counts), counts)], device)
+        first = onto(starts_of(counts), device)
         # past the last draft any q will do: it counts nothing
         q = whole(draft_probs[(first + accepted).clamp_(max=len(draft_tokens) - 1)])
         p = leftover(p, q * rejected[:, None])

@@ -8,6 +8,7 @@ reading. On a processor both are plain copies.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -23,6 +24,11 @@ def places(of: Sequence[int], device: torch.device) -> slice | torch.Tensor:
     if of and list(of) == list(range(of[0], of[0] + len(of))):
         return slice(of[0], of[0] + len(of))
     return onto(of, device)
+
+
+def starts_of(counts: Sequence[int]) -> list[int]:
+    """Where each of several parts begins that lie packed one after the other, with so many entries each."""
+    return [end - n for end, n in zip(accumulate(counts), counts)]
 
 
 def read(*parts: torch.Tensor | list) -> list[list]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
@@ -12,7 +11,7 @@ from specviz.drafters.base import Proposal, Request
 from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.models.causal import CausalModel
 from specviz.trace import MAX_K, Cost, Settings
-from specviz.transfer import onto, places, read
+from specviz.transfer import onto, places, read, starts_of
 
 
 class AutoregressiveDrafter:
@@ -54,7 +53,7 @@ class AutoregressiveDrafter:
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
         feed = {i: self._texts[r.row][self._cache.lengths[r.row]:] for i, r in enumerate(requests)}
         uniforms = onto([u for r in requests for u in r.uniforms], device, torch.float64)
-        starts = [end - len(r.uniforms) for end, r in zip(accumulate(len(r.uniforms) for r in requests), requests)]
+        starts = starts_of([len(r.uniforms) for r in requests])
         forwarded, flops, moved = 0, 0, 0
         slot = 0
         while feed:

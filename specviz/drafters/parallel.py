@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 
 import torch
 from torch import nn
@@ -28,7 +27,7 @@ from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
 from specviz.trace import Cost, Settings
-from specviz.transfer import onto
+from specviz.transfer import onto, starts_of
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,9 @@ class ParallelDrafter:
     @torch.inference_mode()
     def propose(self, requests: Sequence[Request]) -> Proposal:
         counts = [min(r.k, self.max_k) for r in requests]
-        drafted, starts = self._launched(requests, counts) or self._eager(requests, counts)
+        drafted, starts, last = self._launched(requests, counts) or self._eager(requests, counts)
+        for request, state in zip(requests, last):
+            self._last[request.row], self._taps[request.row] = state, []
         parts = [slice(start, start + n) for start, n in zip(starts, counts)]
         q = self.vocabulary.probs(drafted.tokens, drafted.drawn_from)
         rest = {name: [found[part] for part in parts] for name in ("confidence", "first_guess")
@@ -267,39 +268,35 @@ class ParallelDrafter:
             [self.vocabulary.spread_logits(drafted.logits[part]) for part in parts], sum(counts),
             self._cost(requests, counts), **rest)
 
-    def _eager(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]]:
-        """What was drafted, and where each row's slots begin."""
-        states, logits = self._block(requests, counts)
+    def _eager(
+        self, requests: Sequence[Request], counts: list[int]
+    ) -> tuple[Drafted, list[int], list[torch.Tensor]]:
+        """What was drafted, where each row's slots begin, and the states of the rows' last context tokens."""
+        states, logits, last = self._block(requests, counts)
         texts = onto(self._texts(requests), states.device)
         uniforms = onto(_uniforms(requests, counts), states.device, torch.float64)
         drafted = self._choose(self.lean, self.vocabulary, self.settings, states, logits, texts, uniforms, counts)
-        return drafted, [end - n for end, n in zip(accumulate(counts), counts)]
+        return drafted, starts_of(counts), last
 
     @torch.inference_mode()
-    def _block(self, requests: Sequence[Request], counts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The block pass over all rows, packed: final-normed states [sum K, D] and logits [sum K, Vd]."""
+    def _block(
+        self, requests: Sequence[Request], counts: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """The block pass over all rows, packed, as LeanBlock.draft returns it."""
         rows = [r.row for r in requests]
-        states, logits, last = self.lean.draft(
-            self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows],
-            [r.anchor for r in requests], counts)
-        self._last |= zip(rows, last)
-        self._taps |= {row: [] for row in rows}
-        return states, logits
+        return self.lean.draft(self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows],
+                               [r.anchor for r in requests], counts)
 
-    def _launched(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int]] | None:
-        """The same from a CUDA graph; None where there is none."""
+    def _launched(
+        self, requests: Sequence[Request], counts: list[int]
+    ) -> tuple[Drafted, list[int], list[torch.Tensor]] | None:
+        """The same as `_eager` from a CUDA graph; None where there is none."""
         if self.graphs is None:
             return None
         rows = [r.row for r in requests]
-        found = self.graphs.draft(
+        return self.graphs.draft(
             self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows], self._texts(requests),
             _uniforms(requests, counts), counts, self.vocabulary, self.settings, self._choose)
-        if found is None:
-            return None
-        drafted, starts, last = found
-        self._last |= zip(rows, last)
-        self._taps |= {row: [] for row in rows}
-        return drafted, starts
 
     def _texts(self, requests: Sequence[Request]) -> list[list[int]]:
         """Of each row the token before its anchor, as far as it matters, and the anchor."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
-from specviz.transfer import onto, places
+from specviz.transfer import onto, places, starts_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def slots_at(slot: int, counts: Sequence[int], device: torch.device) -> tuple[Pl
     if len(set(counts)) == 1:
         return slice(slot, None, counts[0]), slice(None)
     going = [row for row, n in enumerate(counts) if slot < n]
-    starts = [end - n for end, n in zip(accumulate(counts), counts)]
+    starts = starts_of(counts)
     return places([starts[row] + slot for row in going], device), places(going, device)
 
 

@@ -24,7 +24,7 @@ from specviz.models.graphs import graphs_of
 from specviz.models.lean import LeanLlama, serves
 from specviz.models.llama import Llama
 from specviz.models.narrow import Product
-from specviz.transfer import onto
+from specviz.transfer import onto, starts_of
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -173,7 +173,7 @@ class CausalModel:
             self.forwards += 1
             self.tokens_forwarded += sum(counts)
         tapped = list(torch.cat([by_layer[i] for i in taps], dim=-1).split(counts)) if taps else None
-        return Output(packed, [end - n for end, n in zip(accumulate(wanted), wanted)], wanted, tapped)
+        return Output(packed, starts_of(wanted), wanted, tapped)
 
     def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         return self._lean(flat, plan.position_of, PackedAttention(plan), taps, keep, plan.longest)

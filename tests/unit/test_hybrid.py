@@ -42,7 +42,7 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
     out = drafter.propose([request(0, PROMPT[-1], 4)]).on_host()
     text = [*PROMPT, *out.tokens[0]]
     n = len(PROMPT)
-    hidden, _ = drafter._block([request(0, PROMPT[-1], 4)], [4])
+    hidden, *_ = drafter._block([request(0, PROMPT[-1], 4)], [4])
     with torch.no_grad():
         mended = drafter.net.serial(hidden, target.embedding[text[n - 1: n + 3]], target.embedding[text[n - 2: n + 2]])
     mended[0] = hidden[0]  # the first slot needs no mending

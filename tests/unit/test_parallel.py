@@ -45,7 +45,7 @@ def ready(drafter, target, prompt=PROMPT, row=0):
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_live_block_equals_the_teacher_forced_one(target, k):
     drafter = ready(make(ParallelDrafter, target), target)
-    live, _ = drafter._block([request(0, PROMPT[-1], k)], [k])
+    live, *_ = drafter._block([request(0, PROMPT[-1], k)], [k])
     text = torch.tensor([PROMPT + [0] * 9])
     taps = torch.zeros(1, text.shape[1], 2, SIZE)
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
