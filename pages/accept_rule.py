@@ -2,15 +2,15 @@
 
 import streamlit as st
 
-from specviz.ui import accept_rule, conventions, frame
+from specviz.ui import accept_rule_page, conventions, frame
 from specviz.ui.proof import proof
 
 frame.ensure()
 st.markdown("#### Keep a draft with probability min(1, p/q), else draw from what is left: what comes out follows p.")
-chosen = accept_rule.choose()
-accept_rule.show(chosen)
+chosen = accept_rule_page.choose()
+accept_rule_page.show(chosen)
 with st.expander("All rules, right and wrong"):
-    accept_rule.compare(chosen)
+    accept_rule_page.compare(chosen)
 if chosen.trace is not None:
     proof(chosen.trace, key="rule-proof")
     conventions.panel(chosen.trace, key="rule-conventions")

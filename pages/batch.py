@@ -3,24 +3,25 @@
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.ui import batch, frame
+from specviz.ui import batch_page, frame
 
 frame.ensure()
 
-st.markdown("#### One row leaves compute idle, so checking drafts is nearly free. Many rows fill it, and the line is "
-            "crossed.")
+st.markdown(
+    "#### One row leaves compute idle, so checking drafts is nearly free. Many rows fill it, and the line is crossed."
+)
 try:
-    batch.take_click()
-    order = batch.controls()
-    sweep = batch.current(order)
-    batch.buttons(sweep)
+    batch_page.take_click()
+    order = batch_page.controls()
+    sweep = batch_page.current(order)
+    batch_page.buttons(sweep)
     left, right = st.columns(2, gap="large")
     with left:
-        batch.measured_map(sweep)
+        batch_page.measured_map(sweep)
     with right:
-        batch.modelled_map(order, sweep)
-    k, rows = batch.choose()
-    batch.cell(sweep, k, rows)
-    batch.settings(sweep)
+        batch_page.modelled_map(order, sweep)
+    k, rows = batch_page.choose()
+    batch_page.cell(sweep, k, rows)
+    batch_page.settings(sweep)
 except SpecVizError as error:
     st.error(str(error))

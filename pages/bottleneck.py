@@ -3,7 +3,7 @@
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.ui import bottleneck, bottleneck_setup, bottleneck_timed, frame, watch
+from specviz.ui import bottleneck_page, bottleneck_setup, bottleneck_timed, frame, live_load
 
 frame.ensure()
 
@@ -15,10 +15,10 @@ except SpecVizError as error:
     setup = None
 measured = setup is not None and setup.roofs is not None
 if setup is not None and setup.here:
-    bottleneck.measure_ceilings(setup)
+    bottleneck_page.measure_ceilings(setup)
 if measured:
-    bottleneck.roofline(setup)
-watch.show()
+    bottleneck_page.roofline(setup)
+live_load.show()
 if measured:
     bottleneck_timed.briefing(setup)
     if setup.here:

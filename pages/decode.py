@@ -2,7 +2,7 @@
 
 import streamlit as st
 
-from specviz.ui import controls, conventions, preparing, run_charts, stage
+from specviz.ui import controls, conventions, preparing, run_section, stage
 from specviz.ui.proof import proof
 
 st.markdown("#### A small drafter guesses, the target checks all guesses in one pass: watch it happen on a real model.")
@@ -13,10 +13,10 @@ if order is not None and st.query_params.get("go") == "1" and stage.current() is
 stage.buttons(order)
 stage.show()
 if (trace := stage.shown_trace()) is not None:
-    run_charts.show(trace)
+    run_section.show(trace)
     proof(trace)
     with st.expander("The same run by every convention: acceptance rates and lengths, each with its formula"):
         conventions.panel(trace)
-run_charts.opener()
+run_section.opener()
 with preparation:  # last, so that its imports do not hold up the first paint
     preparing.show()

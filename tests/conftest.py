@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
-from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.loader.pairs import EMBEDDED, find_pair
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def embedded_home() -> Path:
     """
     from specviz import paths
     from specviz.errors import SpecVizError
-    from specviz.models.fetch import fetch
+    from specviz.loader.fetch import fetch
 
     before = os.environ.get("SPECVIZ_HOME")
     if chosen := os.environ.get("SPECVIZ_TEST_HOME"):

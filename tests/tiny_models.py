@@ -31,11 +31,21 @@ def tiny_model(vocabulary: int = 300, tied: bool = True):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=128, tie_word_embeddings=tied, bos_token_id=None,
-        eos_token_id=None, pad_token_id=None,
-    )).eval()
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=128,
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+    ).eval()
 
 
 def write_tiny_gguf(path: Path) -> None:
@@ -65,10 +75,20 @@ def write_tiny_gguf(path: Path) -> None:
     writer.add_token_merges(["t h", "th e", "c a", "ca t"])
     writer.add_eos_token_id(special)
     writer.add_bos_token_id(special)
-    renamed = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "self_attn.q_proj": "attn_q",
-               "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-               "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-               "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "model.layers": "blk"}
+    renamed = {
+        "model.embed_tokens": "token_embd",
+        "model.norm": "output_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+        "model.layers": "blk",
+    }
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight":
             continue
@@ -92,17 +112,31 @@ def write_dflash(folder: Path, target) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from specviz.drafters import foreign, foreign_config
+    from specviz.drafters import published_config, published_net
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({
-        "architectures": ["DFlashDraftModel"], "model_type": "qwen3", "hidden_size": target.hidden_size,
-        "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
-        "head_dim": 8, "vocab_size": target.vocab_size, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
-        "block_size": 8, "num_target_layers": target.layers,
-        "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0]},
-    }), encoding="utf-8")
+    (folder / "config.json").write_text(
+        json.dumps(
+            {
+                "architectures": ["DFlashDraftModel"],
+                "model_type": "qwen3",
+                "hidden_size": target.hidden_size,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "head_dim": 8,
+                "vocab_size": target.vocab_size,
+                "rms_norm_eps": 1e-6,
+                "rope_theta": 10000.0,
+                "block_size": 8,
+                "num_target_layers": target.layers,
+                "dflash_config": {"mask_token_id": 0, "target_layer_ids": [0]},
+            }
+        ),
+        encoding="utf-8",
+    )
     torch.manual_seed(0)
-    net = foreign.ForeignNet(foreign_config.read(folder))
+    net = published_net.ForeignNet(published_config.read(folder))
     save_file(net.state_dict(), folder / "model.safetensors")
     return folder

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import torch
 
-from specviz.costs import pass_cost
 from specviz.drafters.base import Proposal, Request
-from specviz.drafters.vocabulary import DraftVocabulary
+from specviz.drafters.draft_vocabulary import DraftVocabulary
+from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
-from specviz.trace import MAX_K, Cost, Settings
-from specviz.transfer import onto, places, read, starts_of
+from specviz.sampling.transfer import onto, places, read, starts_of
+from specviz.trace.records import MAX_K, Cost, Settings
 
 
 class AutoregressiveDrafter:
@@ -22,8 +22,12 @@ class AutoregressiveDrafter:
     parallel = False
 
     def __init__(
-        self, model: CausalModel, vocab_size: int, settings: Settings,
-        name: str = "autoregressive", label: str = "autoregressive: a small model drafts one token at a time",
+        self,
+        model: CausalModel,
+        vocab_size: int,
+        settings: Settings,
+        name: str = "autoregressive",
+        label: str = "autoregressive: a small model drafts one token at a time",
         draft_ids: torch.Tensor | None = None,
     ):
         """vocab_size: the target's. draft_ids: the target's tokens that the model's logits are of; without it they are
@@ -51,7 +55,7 @@ class AutoregressiveDrafter:
         device = self.model.device
         drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
-        feed = {i: self._texts[r.row][self._cache.lengths[r.row]:] for i, r in enumerate(requests)}
+        feed = {i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests)}
         uniforms = onto([u for r in requests for u in r.uniforms], device, torch.float64)
         starts = starts_of([len(r.uniforms) for r in requests])
         forwarded, flops, moved = 0, 0, 0
@@ -66,15 +70,16 @@ class AutoregressiveDrafter:
             here = places([starts[i] + slot for i in feed], device)
             tokens, drawn_from = self.vocabulary.choose(raw, self.settings, uniforms[here])
             for n, i in enumerate(feed):
-                drawn[i].append(tuple(x[n: n + 1] for x in (tokens, raw, drawn_from) if x is not None))
+                drawn[i].append(tuple(x[n : n + 1] for x in (tokens, raw, drawn_from) if x is not None))
             slot += 1
-            feed = {i: tokens[n: n + 1] for n, i in enumerate(feed) if slot < requests[i].k}
+            feed = {i: tokens[n : n + 1] for n, i in enumerate(feed) if slot < requests[i].k}
         columns = [[torch.cat(part) for part in zip(*of_row)] for of_row in drawn]
         drafts = [tokens for tokens, *_ in columns]
         self._drafts = {r.row: (drafts, i) for i, r in enumerate(requests)}
         q = [self.vocabulary.probs(tokens, *(drawn_from or [None])) for tokens, _, *drawn_from in columns]
-        return Proposal(drafts, q, [self.vocabulary.spread_logits(raw) for _, raw, *_ in columns], forwarded,
-                        Cost(flops, moved))
+        return Proposal(
+            drafts, q, [self.vocabulary.spread_logits(raw) for _, raw, *_ in columns], forwarded, Cost(flops, moved)
+        )
 
     def _known(self, tokens: Sequence[int] | torch.Tensor) -> Sequence[int] | torch.Tensor:
         """Tokens as the drafter can read them: a padding id that only the target has is read as token 0. That can
@@ -106,7 +111,10 @@ class AutoregressiveDrafter:
 def first_layers(target: CausalModel, model: CausalModel, settings: Settings) -> AutoregressiveDrafter:
     """The target's own first layers as drafter; `model` is `target.first` of so many, shared between runs."""
     return AutoregressiveDrafter(
-        model, target.vocab_size, settings, "first-layers",
+        model,
+        target.vocab_size,
+        settings,
+        "first-layers",
         f"first {model.layers} of the target's own {target.layers} layers, untrained for this: a stand-in, not a good "
         "drafter",
     )

@@ -8,9 +8,9 @@ from typing import Protocol, Self
 
 import torch
 
-from specviz.lazy import Rows
-from specviz.trace import Cost
-from specviz.transfer import read
+from specviz.sampling.distributions import Rows
+from specviz.sampling.transfer import read
+from specviz.trace.records import Cost
 
 
 @dataclass(frozen=True)

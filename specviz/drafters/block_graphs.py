@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from specviz.drafters.draft_vocabulary import DraftVocabulary
 from specviz.drafters.slots import Drafted
-from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import (
@@ -29,11 +29,11 @@ from specviz.models.graphs import (
     last_position,
     store_attention,
 )
-from specviz.trace import Settings
-from specviz.transfer import onto
+from specviz.sampling.transfer import onto
+from specviz.trace.records import Settings
 
 if TYPE_CHECKING:
-    from specviz.drafters.lean_block import LeanBlock
+    from specviz.drafters.fused_block import LeanBlock
 
 
 class BlockGraphs(Recordings):
@@ -45,9 +45,17 @@ class BlockGraphs(Recordings):
         self.lean = lean
 
     def draft(
-        self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor | None],
-        last_states: Sequence[torch.Tensor], texts: Sequence[Sequence[int]], uniforms: Sequence[float],
-        counts: Sequence[int], vocabulary: DraftVocabulary, settings: Settings, choose: Callable[..., Drafted],
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        taps: Sequence[torch.Tensor | None],
+        last_states: Sequence[torch.Tensor],
+        texts: Sequence[Sequence[int]],
+        uniforms: Sequence[float],
+        counts: Sequence[int],
+        vocabulary: DraftVocabulary,
+        settings: Settings,
+        choose: Callable[..., Drafted],
     ) -> tuple[Drafted, list[int], list[torch.Tensor]] | None:
         """Bring the waiting taps [n, taps * D] of the rows into their context and draft counts[i] slots for rows[i].
 
@@ -77,12 +85,16 @@ class BlockGraphs(Recordings):
             waiting = inputs[-1].new_zeros(most_rows * most_fresh, len(c.taps) * c.hidden_size)
             for i, of_row in enumerate(taps):
                 if of_row is not None:
-                    waiting[i * most_fresh: i * most_fresh + len(of_row)] = of_row
+                    waiting[i * most_fresh : i * most_fresh + len(of_row)] = of_row
             inputs.append(waiting)
         key = (*sizes, choose, settings.temperature, settings.top_k, settings.top_p)
-        found = self.launch(store, key, inputs,
-                            lambda *given: self._pass(store, sizes, vocabulary, settings, choose, *given),
-                            8 * most_rows * most_slots * len(vocabulary))
+        found = self.launch(
+            store,
+            key,
+            inputs,
+            lambda *given: self._pass(store, sizes, vocabulary, settings, choose, *given),
+            8 * most_rows * most_slots * len(vocabulary),
+        )
         if found is None:
             return None
         for row, length in zip(rows, now):
@@ -93,14 +105,22 @@ class BlockGraphs(Recordings):
         return Drafted(**kept), [most_slots * i for i in range(len(rows))], last
 
     def _pass(
-        self, store: Store, sizes: tuple, vocabulary: DraftVocabulary, settings: Settings,
-        choose: Callable[..., Drafted], numbers: torch.Tensor, uniforms: torch.Tensor, last: torch.Tensor,
+        self,
+        store: Store,
+        sizes: tuple,
+        vocabulary: DraftVocabulary,
+        settings: Settings,
+        choose: Callable[..., Drafted],
+        numbers: torch.Tensor,
+        uniforms: torch.Tensor,
+        last: torch.Tensor,
         taps: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """All of it, from its inputs alone: the parts of a Drafted of R * K slots, and the last states [R, D]."""
         rows, fresh, slots, columns, gather = sizes
         positions, written, end, texts, at, to, seen, read = numbers.split(
-            [rows * n for n in (fresh, fresh, 1, 2, slots, slots, slots, 1)])
+            [rows * n for n in (fresh, fresh, 1, 2, slots, slots, slots, 1)]
+        )
         if fresh:
             states, keys, values = self.lean.context_of(taps, positions, self.longest)
             for kept, new in ((store.keys, keys), (store.values, values)):
@@ -108,16 +128,22 @@ class BlockGraphs(Recordings):
                     layer[written, :, positions] = of_layer
             last = torch.where((end >= 0)[:, None], states[end.clamp(min=0)], last)
         texts = texts.view(rows, 2)
-        attend = store_attention(store, columns, at, to, seen, read, gather,
-                                 self.lean.config.heads // self.kv_heads)
+        attend = store_attention(store, columns, at, to, seen, read, gather, self.lean.config.heads // self.kv_heads)
         x = self.lean.block(texts[:, 1], last, [slots] * rows, at, self.longest, attend)
         drafted = choose(self.lean, vocabulary, settings, x, self.lean.head(x), texts, uniforms, [slots] * rows)
         found = {f.name: t for f in fields(drafted) if (t := getattr(drafted, f.name)) is not None}
         return {**found, "last": last}
 
 
-def _numbers(sizes: tuple, slots: Sequence[int], nowhere: int, old: Sequence[int], fresh: Sequence[int],
-             counts: Sequence[int], texts: Sequence[Sequence[int]]) -> list[int]:
+def _numbers(
+    sizes: tuple,
+    slots: Sequence[int],
+    nowhere: int,
+    old: Sequence[int],
+    fresh: Sequence[int],
+    counts: Sequence[int],
+    texts: Sequence[Sequence[int]],
+) -> list[int]:
     """All whole numbers of a pass: of the new context tokens positions [R * F] and slots that are written [R * F], and
     which of them is each row's last [R] (-1: none); texts [R * 2]; of the block's slots positions, slots that are
     written and the last position that is seen [R * K] each; the rows' slots [R]."""
@@ -131,9 +157,16 @@ def _numbers(sizes: tuple, slots: Sequence[int], nowhere: int, old: Sequence[int
         at += [*range(now, last + 1), *[last] * (most_slots - k)]
         to += [slot] * k + [nowhere] * (most_slots - k)
         seen += [last] * most_slots
-    lists = ((positions, most_fresh, 0), (written, most_fresh, nowhere), (end, 1, -1),
-             ([token for text in texts for token in text], 2, 0), (at, most_slots, 0), (to, most_slots, nowhere),
-             (seen, most_slots, 0), (list(slots), 1, nowhere))
+    lists = (
+        (positions, most_fresh, 0),
+        (written, most_fresh, nowhere),
+        (end, 1, -1),
+        ([token for text in texts for token in text], 2, 0),
+        (at, most_slots, 0),
+        (to, most_slots, nowhere),
+        (seen, most_slots, 0),
+        (list(slots), 1, nowhere),
+    )
     return [number for of, each, spare in lists for number in [*of, *[spare] * (rows * each - len(of))]]
 
 

@@ -14,18 +14,24 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import Request
-from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters.draft_vocabulary import DraftVocabulary
+from specviz.drafters.fused_block import LeanBlock
 from specviz.drafters.parallel import BlockNet, ParallelDrafter
 from specviz.drafters.slots import Drafted, numbers_of, slots_at
-from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
-from specviz.trace import Cost, Settings
+from specviz.trace.records import Cost, Settings
 
 
 def mend_slots(
-    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, logits: torch.Tensor,
-    texts: torch.Tensor, uniforms: torch.Tensor, counts: Sequence[int],
+    lean: LeanBlock,
+    vocabulary: DraftVocabulary,
+    settings: Settings,
+    states: torch.Tensor,
+    logits: torch.Tensor,
+    texts: torch.Tensor,
+    uniforms: torch.Tensor,
+    counts: Sequence[int],
 ) -> Drafted:
     """As `choose_slots`, but from the second slot on each state is mended first with the two tokens before it; `states`
     and `logits` then hold what came of it."""
@@ -61,8 +67,9 @@ class HybridDrafter(ParallelDrafter):
         if not net.config.serial:
             raise PairError("This drafter's weights have no serial head: use it as the parallel drafter.")
         super().__init__(net, target, settings, sampled=True)
-        self.label = (f"hybrid: {net.config.layers} layers draft a block at once, then a small head mends it from left "
-                      "to right")
+        self.label = (
+            f"hybrid: {net.config.layers} layers draft a block at once, then a small head mends it from left to right"
+        )
         self._before: dict[int, int] = {}
         """The token before each row's anchor."""
         self._anchor: dict[int, int] = {}

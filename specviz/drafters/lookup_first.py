@@ -12,7 +12,7 @@ import torch
 
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.drafters.ngram import NgramDrafter
-from specviz.trace import Cost
+from specviz.trace.records import Cost
 
 
 class LookupFirst:

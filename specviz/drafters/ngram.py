@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import Proposal, Request
-from specviz.lazy import OneHot
-from specviz.trace import MAX_K, Cost
-from specviz.transfer import onto
+from specviz.sampling.distributions import OneHot
+from specviz.sampling.transfer import onto
+from specviz.trace.records import MAX_K, Cost
 
 
 class NgramDrafter:
@@ -45,7 +45,7 @@ class NgramDrafter:
         text, followed = self._texts[row], self._followed[row]
         for size in range(min(self.longest, len(text) - 1), self.shortest - 1, -1):
             if (at := followed.get(tuple(text[-size:]))) is not None:
-                return text[at: at + k]
+                return text[at : at + k]
         return []
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:

@@ -19,15 +19,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specviz.costs import pass_cost
 from specviz.drafters.base import Proposal, Request
-from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters.draft_vocabulary import DraftVocabulary
+from specviz.drafters.fused_block import LeanBlock
 from specviz.drafters.slots import Drafted
-from specviz.drafters.vocabulary import DraftVocabulary
 from specviz.errors import PairError
+from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
-from specviz.trace import Cost, Settings
-from specviz.transfer import onto, starts_of
+from specviz.sampling.transfer import onto, starts_of
+from specviz.trace.records import Cost, Settings
 
 
 @dataclass(frozen=True)
@@ -195,8 +195,14 @@ class SerialHead(nn.Module):
 
 
 def choose_slots(
-    lean: LeanBlock, vocabulary: DraftVocabulary, settings: Settings, states: torch.Tensor, logits: torch.Tensor,
-    texts: torch.Tensor, uniforms: torch.Tensor, counts: Sequence[int],
+    lean: LeanBlock,
+    vocabulary: DraftVocabulary,
+    settings: Settings,
+    states: torch.Tensor,
+    logits: torch.Tensor,
+    texts: torch.Tensor,
+    uniforms: torch.Tensor,
+    counts: Sequence[int],
 ) -> Drafted:
     """The tokens of R rows with so many slots each, each slot by itself. states [sum K, D] and logits [sum K, Vd] of
     the block pass, texts [R, 2] the token before each row's anchor and the anchor, uniforms [sum K]."""
@@ -246,7 +252,7 @@ class ParallelDrafter:
         self._taps[row] = []
         self._last[row] = torch.zeros(self.net.config.hidden_size, device=self.target.device)
         if taps is not None and len(taps):
-            self._last[row], = self.lean.absorb(self._cache, [row], [taps])
+            (self._last[row],) = self.lean.absorb(self._cache, [row], [taps])
 
     def _waiting(self, row: int) -> torch.Tensor | None:
         """The waiting taps [n, taps * D] of a row."""
@@ -261,16 +267,21 @@ class ParallelDrafter:
             self._last[request.row], self._taps[request.row] = state, []
         parts = [slice(start, start + n) for start, n in zip(starts, counts)]
         q = self.vocabulary.probs(drafted.tokens, drafted.drawn_from)
-        rest = {name: [found[part] for part in parts] for name in ("confidence", "first_guess")
-                if (found := getattr(drafted, name)) is not None}
+        rest = {
+            name: [found[part] for part in parts]
+            for name in ("confidence", "first_guess")
+            if (found := getattr(drafted, name)) is not None
+        }
         return Proposal(
-            [drafted.tokens[part] for part in parts], [q[part] for part in parts],
-            [self.vocabulary.spread_logits(drafted.logits[part]) for part in parts], sum(counts),
-            self._cost(requests, counts), **rest)
+            [drafted.tokens[part] for part in parts],
+            [q[part] for part in parts],
+            [self.vocabulary.spread_logits(drafted.logits[part]) for part in parts],
+            sum(counts),
+            self._cost(requests, counts),
+            **rest,
+        )
 
-    def _eager(
-        self, requests: Sequence[Request], counts: list[int]
-    ) -> tuple[Drafted, list[int], list[torch.Tensor]]:
+    def _eager(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int], list[torch.Tensor]]:
         """What was drafted, where each row's slots begin, and the states of the rows' last context tokens."""
         states, logits, last = self._block(requests, counts)
         texts = onto(self._texts(requests), states.device)
@@ -284,8 +295,14 @@ class ParallelDrafter:
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
         """The block pass over all rows, packed, as LeanBlock.draft returns it."""
         rows = [r.row for r in requests]
-        return self.lean.draft(self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows],
-                               [r.anchor for r in requests], counts)
+        return self.lean.draft(
+            self._cache,
+            rows,
+            list(map(self._waiting, rows)),
+            [self._last[row] for row in rows],
+            [r.anchor for r in requests],
+            counts,
+        )
 
     def _launched(
         self, requests: Sequence[Request], counts: list[int]
@@ -295,8 +312,17 @@ class ParallelDrafter:
             return None
         rows = [r.row for r in requests]
         return self.graphs.draft(
-            self._cache, rows, list(map(self._waiting, rows)), [self._last[row] for row in rows], self._texts(requests),
-            _uniforms(requests, counts), counts, self.vocabulary, self.settings, self._choose)
+            self._cache,
+            rows,
+            list(map(self._waiting, rows)),
+            [self._last[row] for row in rows],
+            self._texts(requests),
+            _uniforms(requests, counts),
+            counts,
+            self.vocabulary,
+            self.settings,
+            self._choose,
+        )
 
     def _texts(self, requests: Sequence[Request]) -> list[list[int]]:
         """Of each row the token before its anchor, as far as it matters, and the anchor."""

@@ -15,11 +15,11 @@ from pathlib import Path
 import torch
 
 from specviz.drafters.base import Drafter, Proposal, Request
+from specviz.engine.request import plugin_parts
 from specviz.errors import PluginError, SpecVizError
-from specviz.lazy import whole
 from specviz.models.causal import CausalModel
-from specviz.orders import plugin_parts
-from specviz.trace import MAX_K, Cost, Settings
+from specviz.sampling.distributions import whole
+from specviz.trace.records import MAX_K, Cost, Settings
 
 SUM_TOLERANCE = 1e-6
 """How far from 1 the sum of a q may be, by rounding."""
@@ -60,12 +60,20 @@ def _module(file: Path):
 
 
 def proposal(
-    tokens: list[list[int]], draft_probs: list[torch.Tensor], draft_logits: list[torch.Tensor | None] | None = None,
-    draft_tokens: int | None = None, cost: Cost | None = None,
+    tokens: list[list[int]],
+    draft_probs: list[torch.Tensor],
+    draft_logits: list[torch.Tensor | None] | None = None,
+    draft_tokens: int | None = None,
+    cost: Cost | None = None,
 ) -> Proposal:
     """A Proposal for drafters that count nothing: as many positions forwarded as drafted, no FLOPs and no bytes."""
-    return Proposal(tokens, draft_probs, draft_logits or [None] * len(tokens),
-                    sum(map(len, tokens)) if draft_tokens is None else draft_tokens, cost or Cost(0, 0))
+    return Proposal(
+        tokens,
+        draft_probs,
+        draft_logits or [None] * len(tokens),
+        sum(map(len, tokens)) if draft_tokens is None else draft_tokens,
+        cost or Cost(0, 0),
+    )
 
 
 class CheckedDrafter:
@@ -131,9 +139,14 @@ class CheckedDrafter:
             self._wrong(f"cost is {type(found.cost).__name__}, but must be a trace.Cost; Cost(0, 0) if not counted")
         probs = [self._row(found, i, request) for i, request in enumerate(requests)]
         return Proposal(
-            [list(map(int, t)) for t in found.tokens], probs, list(found.draft_logits), found.draft_tokens, found.cost,
+            [list(map(int, t)) for t in found.tokens],
+            probs,
+            list(found.draft_logits),
+            found.draft_tokens,
+            found.cost,
             found.confidence and [list(map(float, c)) for c in found.confidence],
-            found.first_guess and [list(map(int, g)) for g in found.first_guess])
+            found.first_guess and [list(map(int, g)) for g in found.first_guess],
+        )
 
     def _row(self, found: Proposal, i: int, request: Request) -> torch.Tensor:
         """The checked q [K_r, V] of one row."""
@@ -151,11 +164,15 @@ class CheckedDrafter:
             self._wrong("draft_probs and draft_logits must hold tensors")
         if tuple(q.shape) != shape or (logits is not None and tuple(logits.shape) != shape):
             bad = q if tuple(q.shape) != shape else logits
-            self._wrong(f"{'draft_probs' if bad is q else 'draft_logits'} of row {request.row} has the shape "
-                        f"{list(bad.shape)}, but {len(tokens)} drafts over {self._vocab} tokens need {list(shape)}")
+            self._wrong(
+                f"{'draft_probs' if bad is q else 'draft_logits'} of row {request.row} has the shape "
+                f"{list(bad.shape)}, but {len(tokens)} drafts over {self._vocab} tokens need {list(shape)}"
+            )
         if q.dtype != torch.float64:
-            self._wrong(f"draft_probs is {str(q.dtype).removeprefix('torch.')}, but must be float64: in less, q is not "
-                        "exactly what was drawn from")
+            self._wrong(
+                f"draft_probs is {str(q.dtype).removeprefix('torch.')}, but must be float64: in less, q is not "
+                "exactly what was drawn from"
+            )
         if q.device != self._device:
             self._wrong(f"draft_probs lies on {q.device}, but the target is on {self._device}")
         if not bool(torch.isfinite(q).all()) or bool((q < 0).any()):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specviz.transfer import onto, places, starts_of
+from specviz.sampling.transfer import onto, places, starts_of
 
 
 @dataclass(frozen=True)

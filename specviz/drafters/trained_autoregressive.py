@@ -15,13 +15,14 @@ from specviz.drafters import checkpoints
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.parallel import BlockConfig
 from specviz.errors import FetchError, PairError
-from specviz.models import load
+from specviz.loader import load_model
+from specviz.loader.llama import Llama, LlamaConfig
 from specviz.models.causal import CausalModel
-from specviz.models.llama import Llama, LlamaConfig
-from specviz.trace import Settings
+from specviz.trace.records import Settings
 
 _NAMES = {
-    "input_norm": "input_layernorm", "post_norm": "post_attention_layernorm",
+    "input_norm": "input_layernorm",
+    "post_norm": "post_attention_layernorm",
     **{f"{n}_proj": f"self_attn.{n}_proj" for n in "qkvo"},
     **{f"{n}_proj": f"mlp.{n}_proj" for n in ("gate", "up", "down")},
 }
@@ -33,8 +34,12 @@ class TrainedAutoregressiveDrafter(AutoregressiveDrafter):
     def __init__(self, model: CausalModel, draft_ids: torch.Tensor, target: CausalModel, settings: Settings):
         """model: from `load_module`, shared between runs; draft_ids [Vd]."""
         super().__init__(
-            model, target.vocab_size, settings, "autoregressive",
-            f"autoregressive: a trained model of {model.layers} layers drafts one token at a time", draft_ids,
+            model,
+            target.vocab_size,
+            settings,
+            "autoregressive",
+            f"autoregressive: a trained model of {model.layers} layers drafts one token at a time",
+            draft_ids,
         )
 
 
@@ -43,8 +48,10 @@ def load_module(folder: Path, target: CausalModel) -> tuple[Llama, torch.Tensor]
     draft vocabulary's ids. Raises FetchError or, if it belongs to another target, PairError."""
     config, weights = _read(folder)
     if (config.hidden_size, config.vocab_size) != (target.hidden_size, target.vocab_size):
-        raise PairError(f"The drafter in {folder} was trained for a target of width {config.hidden_size} and "
-                        f"{config.vocab_size} tokens. Choose the drafter of this target.")
+        raise PairError(
+            f"The drafter in {folder} was trained for a target of width {config.hidden_size} and "
+            f"{config.vocab_size} tokens. Choose the drafter of this target."
+        )
     draft_ids = weights["draft_ids"]
     state = _standard_names(weights)
     state["lm_head.weight"] = target.head.detach().float().cpu()[draft_ids].contiguous()
@@ -52,8 +59,9 @@ def load_module(folder: Path, target: CausalModel) -> tuple[Llama, torch.Tensor]
     # One module, two vocabularies: the embedding keeps all of the target's tokens, the head only those drafted.
     with torch.device("meta"):
         module = Llama(replace(_llama_config(config), vocab_size=len(draft_ids)))
-    module.model.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size, _weight=state[
-        "model.embed_tokens.weight"])
+    module.model.embed_tokens = torch.nn.Embedding(
+        config.vocab_size, config.hidden_size, _weight=state["model.embed_tokens.weight"]
+    )
     module.load_state_dict(state, assign=True)
     return module.to(target.device, target.dtype).eval().requires_grad_(False), draft_ids
 
@@ -64,7 +72,7 @@ def export(folder: Path, target: CausalModel, tokenizer, to: Path) -> Path:
     config, weights = _read(folder)
     special = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     made = replace(_llama_config(config), tie_word_embeddings=True, **special)
-    module = load.stock_like(made)
+    module = load_model.stock_like(made)
     state = _standard_names(weights)
     state["model.embed_tokens.weight"] = target.embedding.detach().float().cpu().clone()
     state["lm_head.weight"] = state["model.embed_tokens.weight"]
@@ -94,7 +102,14 @@ def _standard_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]
 
 def _llama_config(c: BlockConfig) -> LlamaConfig:
     return LlamaConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.ffn, num_hidden_layers=c.layers,
-        num_attention_heads=c.heads, num_key_value_heads=c.kv_heads, head_dim=c.head_dim, rms_norm_eps=c.rms_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta}, max_position_embeddings=8192,
+        vocab_size=c.vocab_size,
+        hidden_size=c.hidden_size,
+        intermediate_size=c.ffn,
+        num_hidden_layers=c.layers,
+        num_attention_heads=c.heads,
+        num_key_value_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        rms_norm_eps=c.rms_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
+        max_position_embeddings=8192,
     )

@@ -25,9 +25,9 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import facts, monitor
 from specviz.hardware.machine import device_name, synchronise
 from specviz.hardware.memory import free_memory_bytes
-from specviz.models import native
-from specviz.models.packed import PackedLinear
-from specviz.trace import Ceilings
+from specviz.kernels import build
+from specviz.kernels.packed import PackedLinear
+from specviz.trace.records import Ceilings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int4": torch.float32}
 """Precisions that can be measured, by the name used on screen and on the command line: the type of their inputs."""
@@ -53,8 +53,13 @@ class Stopped(SpecVizError):
     """The measurement was stopped before it was complete."""
 
 
-def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | None = None,
-            stop: Callable[[], bool] | None = None, quick: bool = False) -> Ceilings:
+def measure(
+    device: str = "cpu",
+    precision: str = "fp32",
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    quick: bool = False,
+) -> Ceilings:
     """Measure both roofs and keep the result for `cached`; about 6 s, or 2 s if `quick`.
 
     `progress(fraction, sentence)` is told before each repetition; `stop()` is asked, and Stopped raised once it
@@ -85,14 +90,20 @@ def measure(device: str = "cpu", precision: str = "fp32", progress: Progress | N
             products.append(work / _best(device, multiply))
     # the first of each is the warm-up
     reads, products = reads[1:], products[1:]
-    result = Ceilings(device=device, precision=precision, bandwidth=statistics.median(reads),
-                      flops=statistics.median(products), bandwidth_spread=(min(reads), max(reads)),
-                      flops_spread=(min(products), max(products)),
-                      measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
+    result = Ceilings(
+        device=device,
+        precision=precision,
+        bandwidth=statistics.median(reads),
+        flops=statistics.median(products),
+        bandwidth_spread=(min(reads), max(reads)),
+        flops_spread=(min(products), max(products)),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
     if not quick or cached(device, precision) is None:
         facts.write("ceilings", _key(device, precision), dataclasses.asdict(result))
-        facts.write("ceilings, conditions", _key(device, precision),
-                    {"measured_at": result.measured_at, "others": others()})
+        facts.write(
+            "ceilings, conditions", _key(device, precision), {"measured_at": result.measured_at, "others": others()}
+        )
     tell(1.0, "Measured")
     return result
 
@@ -104,8 +115,13 @@ def cached(device: str = "cpu", precision: str = "fp32") -> Ceilings | None:
     if fact is None:
         return None
     try:
-        result = Ceilings(**{**fact, "bandwidth_spread": tuple(map(float, fact["bandwidth_spread"])),
-                             "flops_spread": tuple(map(float, fact["flops_spread"]))})
+        result = Ceilings(
+            **{
+                **fact,
+                "bandwidth_spread": tuple(map(float, fact["bandwidth_spread"])),
+                "flops_spread": tuple(map(float, fact["flops_spread"])),
+            }
+        )
         numbers = (result.bandwidth, result.flops, *result.bandwidth_spread, *result.flops_spread)
         sound = all(math.isfinite(n) and n > 0 for n in numbers) and isinstance(result.measured_at, str)
     except (TypeError, KeyError, ValueError):
@@ -169,8 +185,9 @@ def load_of_others(device: str) -> Callable[[], float | None]:
 
 def _dtype(precision: str) -> torch.dtype:
     if precision not in DTYPES:
-        raise SettingsError(f"There are no ceilings for the precision {precision!r}. Choose one of: "
-                            f"{', '.join(DTYPES)}.")
+        raise SettingsError(
+            f"There are no ceilings for the precision {precision!r}. Choose one of: {', '.join(DTYPES)}."
+        )
     return DTYPES[precision]
 
 
@@ -187,11 +204,11 @@ def _room(device: str, wish: int) -> int:
 def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:
     """A buffer, and ways to read all of it."""
     size = _room(device, _BUFFER_BYTES[kind])
-    kernels = native.kernels() if kind == "cpu" else None
+    kernels = build.kernels() if kind == "cpu" else None
     if kernels is None:
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
     else:
-        buffer = native.large_pages(size)
+        buffer = build.large_pages(size)
     numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
     readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
     if kernels:
@@ -209,7 +226,7 @@ def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -
     while True:
         _check(halt)
         left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
-        by_own_kernel = precision == "int4" and kind == "cpu" and native.kernels() is not None
+        by_own_kernel = precision == "int4" and kind == "cpu" and build.kernels() is not None
         multiply = partial(torch.mm, left, right)
         if by_own_kernel:
             multiply = partial(PackedLinear(right, 4, nearest=True), left)

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from specviz.errors import SettingsError
-from specviz.trace import Ceilings, Machine
+from specviz.trace.records import Ceilings, Machine
 
 
 def available_devices() -> tuple[str, ...]:
@@ -40,8 +40,10 @@ def resolve_device(name: str = "auto") -> str:
     if name in found:
         return name
     if name == "cuda":
-        raise SettingsError(f"No CUDA GPU can be used by this PyTorch ({torch.__version__}): choose cpu or auto, or "
-                            "install a CUDA build of torch and a driver.")
+        raise SettingsError(
+            f"No CUDA GPU can be used by this PyTorch ({torch.__version__}): choose cpu or auto, or "
+            "install a CUDA build of torch and a driver."
+        )
     if name == "mps":
         raise SettingsError("No Apple GPU (mps) can be used by this PyTorch: choose cpu or auto.")
     raise SettingsError(f"There is no device {str(name)[:40]!r}: choose one of auto, {', '.join(found)}.")
@@ -76,8 +78,15 @@ def _processor() -> str:
 
 def describe(device: str, precision: str, ceilings: Ceilings | None = None) -> Machine:
     """The Machine record of a run on `device`."""
-    return Machine(device=device, name=device_name(device), precision=precision, torch=torch.__version__,
-                   transformers=_version("transformers"), threads=torch.get_num_threads(), ceilings=ceilings)
+    return Machine(
+        device=device,
+        name=device_name(device),
+        precision=precision,
+        torch=torch.__version__,
+        transformers=_version("transformers"),
+        threads=torch.get_num_threads(),
+        ceilings=ceilings,
+    )
 
 
 def _version(package: str) -> str:

@@ -7,8 +7,10 @@ from pathlib import Path
 from specviz.errors import SpecVizError
 
 UNLIMITED = 2**62
-_GROUPS = (("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
-           ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"))
+_GROUPS = (
+    ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
 """Control groups, version 2 and version 1: folder, limit, use, and the part of the use that is given back on demand."""
 
 

@@ -66,9 +66,14 @@ class NvmlSource(Source):
             raise
         self._energy_start = self._ask(library.nvmlDeviceGetTotalEnergyConsumption)
         self._joules, self._last = 0.0, None
-        absent = [what for what, value in (
-            ("power", self._ask(library.nvmlDeviceGetPowerUsage)),
-            ("utilization", self._ask(library.nvmlDeviceGetUtilizationRates))) if value is None]
+        absent = [
+            what
+            for what, value in (
+                ("power", self._ask(library.nvmlDeviceGetPowerUsage)),
+                ("utilization", self._ask(library.nvmlDeviceGetUtilizationRates)),
+            )
+            if value is None
+        ]
         self.note = f"This GPU does not tell its {' and '.join(absent)}." if absent else ""
 
     def _ask(self, question: Callable, *arguments):
@@ -86,11 +91,15 @@ class NvmlSource(Source):
         megahertz = self._ask(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         watts = None if milliwatts is None else milliwatts / 1e3
         return Sample(
-            seconds=seconds, compute=None if rates is None else rates.gpu / 100,
+            seconds=seconds,
+            compute=None if rates is None else rates.gpu / 100,
             memory_traffic=None if rates is None else rates.memory / 100,
-            memory_used=None if memory is None else memory.used, memory_total=None if memory is None else memory.total,
-            watts=watts, clock_hertz=None if megahertz is None else megahertz * 1e6,
-            joules=self._energy(seconds, watts))
+            memory_used=None if memory is None else memory.used,
+            memory_total=None if memory is None else memory.total,
+            watts=watts,
+            clock_hertz=None if megahertz is None else megahertz * 1e6,
+            joules=self._energy(seconds, watts),
+        )
 
     def _energy(self, seconds: float, watts: float | None) -> float | None:
         """By the device's own counter (millijoules) where it has one, else power summed over time."""
@@ -120,8 +129,14 @@ class ProcessorSource(Source):
     def read(self, seconds: float) -> Sample:
         cores = tuple(load / 100 for load in self._psutil.cpu_percent(percpu=True))
         memory = self._psutil.virtual_memory()
-        return Sample(seconds=seconds, compute=sum(cores) / len(cores) if cores else None, memory_traffic=None,
-                      memory_used=memory.total - memory.available, memory_total=memory.total, cores=cores)
+        return Sample(
+            seconds=seconds,
+            compute=sum(cores) / len(cores) if cores else None,
+            memory_traffic=None,
+            memory_used=memory.total - memory.available,
+            memory_total=memory.total,
+            cores=cores,
+        )
 
 
 class SilentSource(Source):
@@ -167,8 +182,14 @@ class Monitor:
     With `patience` it also stops by itself once nobody has asked for samples for that many seconds.
     """
 
-    def __init__(self, device: str = "cpu", interval: float = INTERVAL_SECONDS, capacity: int = CAPACITY,
-                 make_source: Callable[[str], Source] = source, patience: float | None = None):
+    def __init__(
+        self,
+        device: str = "cpu",
+        interval: float = INTERVAL_SECONDS,
+        capacity: int = CAPACITY,
+        make_source: Callable[[str], Source] = source,
+        patience: float | None = None,
+    ):
         self._device, self._interval, self._make, self._patience = device, interval, make_source, patience
         self._asked = time.monotonic()
         self._samples: deque[Sample] = deque(maxlen=capacity)

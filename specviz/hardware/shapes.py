@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from specviz.costs import ModelShape
 from specviz.errors import FetchError, SettingsError
+from specviz.hardware.costs import ModelShape
 
 MXFP4_BYTES = 4.25 / 8
 """4 bits and an 8-bit scale per 32 weights."""
@@ -18,11 +18,33 @@ LARGEST_CONFIG = 1_000_000
 """Bytes of a config.json that are read at most."""
 
 
-def _dense(kind: str, layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, ffn: int, vocab: int,
-           tied: bool = False, positions: int = 32768, **more) -> dict:
-    return {"model_type": kind, "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads, "head_dim": head_dim, "intermediate_size": ffn, "vocab_size": vocab,
-            "tie_word_embeddings": tied, "max_position_embeddings": positions, "dtype": "bfloat16", **more}
+def _dense(
+    kind: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    ffn: int,
+    vocab: int,
+    tied: bool = False,
+    positions: int = 32768,
+    **more,
+) -> dict:
+    return {
+        "model_type": kind,
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "intermediate_size": ffn,
+        "vocab_size": vocab,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": positions,
+        "dtype": "bfloat16",
+        **more,
+    }
 
 
 CONFIGS: dict[str, dict] = {
@@ -30,15 +52,46 @@ CONFIGS: dict[str, dict] = {
     "Qwen3-4B": _dense("qwen3", 36, 2560, 32, 8, 128, 9728, 151936, tied=True, positions=40960),
     "Mistral-7B-v0.3": _dense("mistral", 32, 4096, 32, 8, 128, 14336, 32768, sliding_window=None),
     "Llama-3.1-8B": _dense("llama", 32, 4096, 32, 8, 128, 14336, 128256, positions=131072),
-    "gpt-oss-20b": _dense("gpt_oss", 24, 2880, 64, 8, 64, 2880, 201088, positions=131072, sliding_window=128,
-                          layer_types=["sliding_attention", "full_attention"] * 12, num_local_experts=32,
-                          num_experts_per_tok=4, quantization_config={"quant_method": "mxfp4"}),
+    "gpt-oss-20b": _dense(
+        "gpt_oss",
+        24,
+        2880,
+        64,
+        8,
+        64,
+        2880,
+        201088,
+        positions=131072,
+        sliding_window=128,
+        layer_types=["sliding_attention", "full_attention"] * 12,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        quantization_config={"quant_method": "mxfp4"},
+    ),
     "Qwen3-32B": _dense("qwen3", 64, 5120, 64, 8, 128, 25600, 151936, positions=40960),
     "Llama-3.1-70B": _dense("llama", 80, 8192, 64, 8, 128, 28672, 128256, positions=131072),
-    "DeepSeek-V3": _dense("deepseek_v3", 61, 7168, 128, 128, 128, 18432, 129280, positions=163840, q_lora_rank=1536,
-                          kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
-                          n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_shared_experts=1,
-                          first_k_dense_replace=3, quantization_config={"quant_method": "fp8"}),
+    "DeepSeek-V3": _dense(
+        "deepseek_v3",
+        61,
+        7168,
+        128,
+        128,
+        128,
+        18432,
+        129280,
+        positions=163840,
+        q_lora_rank=1536,
+        kv_lora_rank=512,
+        qk_nope_head_dim=128,
+        qk_rope_head_dim=64,
+        v_head_dim=128,
+        n_routed_experts=256,
+        num_experts_per_tok=8,
+        moe_intermediate_size=2048,
+        n_shared_experts=1,
+        first_k_dense_replace=3,
+        quantization_config={"quant_method": "fp8"},
+    ),
 }
 """Well-known models by name, smallest first."""
 
@@ -92,16 +145,20 @@ def hub_config(repo: str, revision: str | None = None) -> dict:
     """
     import huggingface_hub
 
-    from specviz.models.hub import explain
+    from specviz.loader.hub import explain
 
     repo = repo.strip()
     if repo.count("/") != 1:
-        raise SettingsError(f"{repo[:60]!r} is neither a built-in shape ({', '.join(CONFIGS)}) nor a Hub id such as "
-                            "Qwen/Qwen3-8B.")
+        raise SettingsError(
+            f"{repo[:60]!r} is neither a built-in shape ({', '.join(CONFIGS)}) nor a Hub id such as Qwen/Qwen3-8B."
+        )
     try:
         found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
-        path = found if isinstance(found, str) else huggingface_hub.hf_hub_download(
-            repo, "config.json", revision=revision, etag_timeout=10)
+        path = (
+            found
+            if isinstance(found, str)
+            else huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, etag_timeout=10)
+        )
         with open(path, encoding="utf-8") as file:
             return parse_config(file.read(LARGEST_CONFIG + 1))
     except SettingsError:

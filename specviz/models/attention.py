@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from specviz.models import native
+from specviz.kernels import build
 from specviz.models.cache import Pass
 
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
@@ -22,12 +22,13 @@ class PackedAttention:
 
     plan: Pass
 
-    def __call__(self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor,
-                 kv_heads: int) -> torch.Tensor:
+    def __call__(
+        self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_heads: int
+    ) -> torch.Tensor:
         """Turn the queries and keys among heads [N, heads + 2 kv_heads, d] by the tables of their positions [N, 1, d]
         (models.lean.Turns), store keys and values, and attend each row's queries to its own past. Returns
         [N, heads d]."""
-        kernels = native.kernels() if heads.device.type == "cpu" else None
+        kernels = build.kernels() if heads.device.type == "cpu" else None
         count, together, dim = heads.shape
         if kernels is None or heads.dtype != torch.float32 or dim % 64:
             return attend(self.plan, layer, *query_key_value(heads, kv_heads, cos, sin)).flatten(-2)
@@ -35,20 +36,27 @@ class PackedAttention:
         keys, values = self.plan.cache.stores(layer, kv_heads, dim)
         of_pass, _kept = native_pass(self.plan, queries, kv_heads, dim, cos, sin, keys.shape[2])
         heads, out = heads.contiguous(), torch.empty(count, queries * dim)
-        kernels.attend(ctypes.byref(of_pass), heads.data_ptr(), keys.data_ptr(), values.data_ptr(), out.data_ptr(),
-                       torch.get_num_threads())
+        kernels.attend(
+            ctypes.byref(of_pass),
+            heads.data_ptr(),
+            keys.data_ptr(),
+            values.data_ptr(),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
         return out
 
 
-def native_pass(plan: Pass, heads: int, kv_heads: int, dim: int, cos: torch.Tensor, sin: torch.Tensor,
-                capacity: int) -> tuple[native.Pass, list[torch.Tensor]]:
+def native_pass(
+    plan: Pass, heads: int, kv_heads: int, dim: int, cos: torch.Tensor, sin: torch.Tensor, capacity: int
+) -> tuple[build.Pass, list[torch.Tensor]]:
     """A pass as native.c wants it, and what must be kept while it is used. capacity: of the stores."""
     tokens = len(plan.slot_of)
     queries = torch.empty(tokens * heads * dim)
-    scores = torch.empty(torch.get_num_threads() * native.QUERIES * capacity)
+    scores = torch.empty(torch.get_num_threads() * build.QUERIES * capacity)
     kept = [cos.contiguous(), sin.contiguous(), plan.slot_of, plan.position_of, plan.last_seen_of, queries, scores]
     pointers = [t.data_ptr() for t in kept]
-    return native.Pass(tokens, heads, kv_heads, dim, *pointers[:5], capacity, *pointers[5:]), kept
+    return build.Pass(tokens, heads, kv_heads, dim, *pointers[:5], capacity, *pointers[5:]), kept
 
 
 def query_key_value(
@@ -65,7 +73,12 @@ def turn(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
 
 
 def attend(
-    plan: Pass, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None = None,
+    plan: Pass,
+    layer: int,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
     """Store a pass's key and value [N, kv_heads, d], and attend each row's query [N, heads, d] to its own past.

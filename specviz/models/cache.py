@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 from specviz.errors import MemoryBudgetError
-from specviz.transfer import onto, places
+from specviz.sampling.transfer import onto, places
 
 COLUMNS = 16
 """On a CPU columns are read in multiples of so many, masked where they hold nothing yet: attention then adds up in the
@@ -70,8 +70,12 @@ class Pass:
         columns = self.cache.columns(longest)
         even = len({length for _, _, length in members}) == 1
         return Group(
-            tokens, places([slot for slot, _, _ in members], device), columns,
-            columns == longest and even and (count == 1 or not self.causal), self.last_seen_of[tokens])
+            tokens,
+            places([slot for slot, _, _ in members], device),
+            columns,
+            columns == longest and even and (count == 1 or not self.causal),
+            self.last_seen_of[tokens],
+        )
 
 
 class RaggedCache:
@@ -146,8 +150,16 @@ class RaggedCache:
             last_seen_of += range(length, length + count) if causal else [length + count - 1] * count
             self.lengths[row] = length + count
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
-        return Pass(onto(slot_of, self.device), onto(position_of, self.device), onto(last_seen_of, self.device), span,
-                    max(position_of) + 1, self, causal, members)
+        return Pass(
+            onto(slot_of, self.device),
+            onto(position_of, self.device),
+            onto(last_seen_of, self.device),
+            span,
+            max(position_of) + 1,
+            self,
+            causal,
+            members,
+        )
 
     def columns(self, length: int) -> int:
         """How many are read for so many tokens."""

@@ -16,15 +16,15 @@ from typing import Self
 
 import torch
 
-from specviz.costs import ModelShape
 from specviz.errors import PairError, SettingsError
+from specviz.hardware.costs import ModelShape
+from specviz.loader.llama import Llama
 from specviz.models.attention import PackedAttention, attend
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.fused import LeanLlama, serves
 from specviz.models.graphs import graphs_of
-from specviz.models.lean import LeanLlama, serves
-from specviz.models.llama import Llama
-from specviz.models.narrow import Product
-from specviz.transfer import onto, starts_of
+from specviz.models.weight_storage import Product
+from specviz.sampling.transfer import onto, starts_of
 
 ATTENTION = "specviz_ragged"
 _current = threading.local()
@@ -66,14 +66,15 @@ class Output:
     @property
     def logits(self) -> list[torch.Tensor]:
         """[n_r, V] each; empty tensors if none were asked for."""
-        return [self.packed[start: start + n] for start, n in zip(self.starts, self.counts)]
+        return [self.packed[start : start + n] for start, n in zip(self.starts, self.counts)]
 
 
 class CausalModel:
     """Shared weights. `lock` is held for one forward at a time; caches belong to the runs."""
 
-    def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False,
-                 lean: LeanLlama | None = None):
+    def __init__(
+        self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False, lean: LeanLlama | None = None
+    ):
         """narrow: the matrices of a float32 model may be held in fewer bits where that is faster: for drafters, whose q
         is that of the very products they make. four_bit: those of its layers are held in the 4 bits in which they were
         published; raises SettingsError if that cannot be. lean: its forward, if there is one already."""
@@ -160,9 +161,13 @@ class CausalModel:
                 self.forwards, self.tokens_forwarded = self.forwards + 1, self.tokens_forwarded + sum(counts)
                 return Output(*replayed)
             plan = cache.plan(list(rows), counts)
-            wanted = counts if logits is True else [0] * len(counts) if logits is False else [
-                min(n, w) for n, w in zip(counts, logits)
-            ]
+            wanted = (
+                counts
+                if logits is True
+                else [0] * len(counts)
+                if logits is False
+                else [min(n, w) for n, w in zip(counts, logits)]
+            )
             keep = None
             if wanted != counts:
                 keep = onto([i for end, n in zip(accumulate(counts), wanted) for i in range(end - n, end)], self.device)

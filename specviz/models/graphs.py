@@ -23,7 +23,7 @@ from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models.attention import Attend, query_key_value
 from specviz.models.cache import RaggedCache
-from specviz.transfer import onto
+from specviz.sampling.transfer import onto
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (1, 2, 4, 6, 9, 12, 17)
@@ -150,8 +150,17 @@ class Recorded:
 class Recordings:
     """The graphs of one network. `reason` is set once they cannot be used any more; passes then run eagerly."""
 
-    def __init__(self, layers: int, kv_heads: int, dim: int, device: torch.device, dtype: torch.dtype, longest: int,
-                 recorder: Recorder | None = None, reason: str = ""):
+    def __init__(
+        self,
+        layers: int,
+        kv_heads: int,
+        dim: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        longest: int,
+        recorder: Recorder | None = None,
+        reason: str = "",
+    ):
         """dim: of a head; dtype: of keys and values. longest: the last position that there is."""
         self.layers, self.kv_heads, self.dim, self.device, self.dtype = layers, kv_heads, dim, device, dtype
         self.longest, self.reason = longest, reason
@@ -164,8 +173,10 @@ class Recordings:
         """What happened, in a sentence for the screen."""
         if self.reason:
             return f"CUDA graphs are not used, passes run eagerly: {self.reason}."
-        return (f"CUDA graphs: {self.recorded} recorded, {self.replayed} passes launched from them, {self.eager} run "
-                "eagerly (prompts, and shapes beyond the sizes).")
+        return (
+            f"CUDA graphs: {self.recorded} recorded, {self.replayed} passes launched from them, {self.eager} run "
+            "eagerly (prompts, and shapes beyond the sizes)."
+        )
 
     # ---- stores
 
@@ -186,9 +197,10 @@ class Recordings:
             if size > free_memory_bytes(str(self.device)):
                 raise MemoryBudgetError(
                     f"A cache of {size / 2**20:.0f} MiB for {slots} rows of {capacity} tokens does not fit the memory "
-                    f"of {self.device}: lower the batch, the prompt or the length.")
+                    f"of {self.device}: lower the batch, the prompt or the length."
+                )
         made = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2 * self.layers)]
-        return Store(made[: self.layers], made[self.layers:])
+        return Store(made[: self.layers], made[self.layers :])
 
     def take_back(self, held: list[Store]) -> None:
         """A cache has let its store go: kept for the next run of its size."""
@@ -198,8 +210,14 @@ class Recordings:
 
     # ---- launches
 
-    def launch(self, store: Store, key: tuple, inputs: Sequence[torch.Tensor],
-               work: Callable[..., dict[str, torch.Tensor]], size: int) -> dict[str, torch.Tensor] | None:
+    def launch(
+        self,
+        store: Store,
+        key: tuple,
+        inputs: Sequence[torch.Tensor],
+        work: Callable[..., dict[str, torch.Tensor]],
+        size: int,
+    ) -> dict[str, torch.Tensor] | None:
         """What work(*inputs) gives, from the graph of that key; it is recorded where there is none. size: bytes of the
         results, as far as they count. The next launch writes to the same place. None, and a reason, if recording
         fails; None alone if there is no memory for it."""
@@ -217,8 +235,14 @@ class Recordings:
         self.replayed += 1
         return recorded.results
 
-    def _record(self, store: Store, key: tuple, inputs: Sequence[torch.Tensor],
-                work: Callable[..., dict[str, torch.Tensor]], size: int) -> Recorded | None:
+    def _record(
+        self,
+        store: Store,
+        key: tuple,
+        inputs: Sequence[torch.Tensor],
+        work: Callable[..., dict[str, torch.Tensor]],
+        size: int,
+    ) -> Recorded | None:
         if 4 * size > free_memory_bytes(str(self.device)):
             return None
         static = tuple(given.clone() for given in inputs)
@@ -240,8 +264,16 @@ def gathered(slots: Sequence[int], rows: int, store: Store) -> bool:
     return list(slots) != list(range(len(slots))) or rows > store.slots
 
 
-def store_attention(store: Store, columns: int, positions: torch.Tensor, written: torch.Tensor, last_seen: torch.Tensor,
-                    read: torch.Tensor, gather: bool, shared: int) -> Attend:
+def store_attention(
+    store: Store,
+    columns: int,
+    positions: torch.Tensor,
+    written: torch.Tensor,
+    last_seen: torch.Tensor,
+    read: torch.Tensor,
+    gather: bool,
+    shared: int,
+) -> Attend:
     """Attention of R rows with n tokens each over their slots in a store, of which so many columns are read.
 
     positions, written (slots) and last_seen (positions) [R * n] of the tokens; read [R] the rows' slots. shared: heads
@@ -272,19 +304,32 @@ def store_attention(store: Store, columns: int, positions: torch.Tensor, written
 class Graphs(Recordings):
     """The graphs of a CausalModel."""
 
-    def __init__(self, lean, layers: int, device: torch.device, dtype: torch.dtype, vocab_size: int, longest: int,
-                 recorder: Recorder | None = None, reason: str = ""):
+    def __init__(
+        self,
+        lean,
+        layers: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        vocab_size: int,
+        longest: int,
+        recorder: Recorder | None = None,
+        reason: str = "",
+    ):
         """lean: the LeanLlama, or None with a reason. longest: the last position that the model has."""
-        super().__init__(layers, lean.kv_heads if lean else 0, lean.dim if lean else 0, device, dtype, longest,
-                         recorder, reason)
+        super().__init__(
+            layers, lean.kv_heads if lean else 0, lean.dim if lean else 0, device, dtype, longest, recorder, reason
+        )
         self.lean, self.vocab_size = lean, vocab_size
 
     def forward(
-        self, cache: RaggedCache, rows: Sequence[int], tokens: Sequence[Sequence[int] | torch.Tensor],
-        taps: Sequence[int], logits: bool | Sequence[int],
+        self,
+        cache: RaggedCache,
+        rows: Sequence[int],
+        tokens: Sequence[Sequence[int] | torch.Tensor],
+        taps: Sequence[int],
+        logits: bool | Sequence[int],
     ) -> tuple[torch.Tensor, list[int], list[int], list[torch.Tensor] | None] | None:
-        """The parts of what CausalModel.forward returns for these arguments, or None where the pass must run eagerly.
-        """
+        """The parts of what CausalModel.forward returns for these arguments, or None where the pass must run eagerly."""
         counts = [len(t) for t in tokens]
         most_rows, most_tokens = bucket(len(rows), ROWS), bucket(max(counts), TOKENS)
         if self.reason or logits is False or not isinstance(cache, GraphCache) or not (most_rows and most_tokens):
@@ -297,8 +342,13 @@ class Graphs(Recordings):
         slots = [cache.slot(row) for row in rows]
         key = (most_rows, most_tokens, columns, gathered(slots, most_rows, store), tuple(taps))
         inputs = self._inputs(tokens, lengths, slots, most_rows, most_tokens, store.slots)
-        results = self.launch(store, key, [inputs], lambda given: self._pass(store, key, given),
-                              4 * most_rows * most_tokens * self.vocab_size)
+        results = self.launch(
+            store,
+            key,
+            [inputs],
+            lambda given: self._pass(store, key, given),
+            4 * most_rows * most_tokens * self.vocab_size,
+        )
         if results is None:
             return None
         for row, count in zip(rows, counts):
@@ -310,7 +360,7 @@ class Graphs(Recordings):
         starts, tapped = [end - n for end, n in zip(ends, wanted)], None
         if taps:
             every = results["taps"][: len(rows) * most_tokens].clone()
-            tapped = [every[end - n: end] for end, n in zip(ends, counts)]
+            tapped = [every[end - n : end] for end, n in zip(ends, counts)]
         return found, starts, wanted, tapped
 
     def _inputs(self, tokens, lengths, slots, most_rows: int, most_tokens: int, nowhere: int) -> torch.Tensor:
@@ -326,11 +376,22 @@ class Graphs(Recordings):
             positions += [*range(length, length + len(row)), *[length + len(row) - 1] * spare]
             written += [slot] * len(row) + [nowhere] * spare
         spare = (most_rows - len(slots)) * most_tokens
-        packed = onto([*ids, *[0] * spare, *positions, *[0] * spare, *written, *[nowhere] * spare,
-                       *slots, *[nowhere] * (most_rows - len(slots))], self.device)
+        packed = onto(
+            [
+                *ids,
+                *[0] * spare,
+                *positions,
+                *[0] * spare,
+                *written,
+                *[nowhere] * spare,
+                *slots,
+                *[nowhere] * (most_rows - len(slots)),
+            ],
+            self.device,
+        )
         for i, row in enumerate(tokens):
             if isinstance(row, torch.Tensor):  # what only the device knows
-                packed[i * most_tokens: i * most_tokens + len(row)] = row
+                packed[i * most_tokens : i * most_tokens + len(row)] = row
         return packed
 
     def _pass(self, store: Store, key: tuple, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -338,8 +399,9 @@ class Graphs(Recordings):
         rows, count, columns, gather, taps = key
         width = rows * count
         ids, positions, written, read = inputs.split((width, width, width, rows))
-        attend = store_attention(store, columns, positions, written, positions, read, gather,
-                                 self.lean.heads // self.kv_heads)
+        attend = store_attention(
+            store, columns, positions, written, positions, read, gather, self.lean.heads // self.kv_heads
+        )
         logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
         tapped = {"taps": torch.cat([by_layer[i] for i in taps], dim=-1)} if taps else {}
         return {"logits": logits.float(), **tapped}

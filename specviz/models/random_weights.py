@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from specviz.costs import ModelShape
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
 from specviz.hardware.ceilings import Stopped
+from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
-from specviz.models import load
+from specviz.loader import load_model
+from specviz.loader.requirements import WEIGHT_BYTES, gigabytes
 from specviz.models.causal import CausalModel
-from specviz.models.needs import WEIGHT_BYTES, gigabytes
 
 _BLOCK = 2**20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -37,28 +37,41 @@ def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
     if wanted > free:
         raise MemoryBudgetError(
             f"{name} with random weights needs about {gigabytes(wanted)} in {precision}, and {gigabytes(free)} are "
-            f"free on {device}: it can only be modelled here. To time it, choose a smaller shape or fewer bits.")
+            f"free on {device}: it can only be modelled here. To time it, choose a smaller shape or fewer bits."
+        )
     kind = (config.get("text_config") or config).get("model_type")
     if kind in _NOT_HERE:
         raise PairError(f"{name} cannot be timed here, as {_NOT_HERE[kind]}: it is modelled only.")
     return shape
 
 
-def build(config: dict, device: str, precision: str, name: str, progress: Callable[[float, str], None] | None = None,
-          stop: Callable[[], bool] | None = None) -> CausalModel:
+def build(
+    config: dict,
+    device: str,
+    precision: str,
+    name: str,
+    progress: Callable[[float, str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> CausalModel:
     """A CausalModel of that config filled with noise. Raises as `check` does, and Stopped."""
     made = module(config, device, precision, name, progress, stop)
     with _in_words(name, device):
         return CausalModel(made)
 
 
-def module(config: dict, device: str, precision: str, name: str, progress: Callable[[float, str], None] | None = None,
-           stop: Callable[[], bool] | None = None) -> torch.nn.Module:
+def module(
+    config: dict,
+    device: str,
+    precision: str,
+    name: str,
+    progress: Callable[[float, str], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> torch.nn.Module:
     """transformers' module of that config filled with noise. Raises as `build` does."""
     shape = check(config, device, precision, name)
     tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
     tell(0.0, f"Making {name} with random weights")
-    package = load.transformers()
+    package = load_model.transformers()
     from transformers.initialization import no_init_weights
 
     plain = dict(config.get("text_config") or config)
@@ -67,7 +80,7 @@ def module(config: dict, device: str, precision: str, name: str, progress: Calla
     dtype = _DTYPES[precision]
     with _in_words(name, device):
         known = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
-        with load.LOADING, torch.device(device), no_init_weights():
+        with load_model.LOADING, torch.device(device), no_init_weights():
             made = package.AutoModelForCausalLM.from_config(known, dtype=dtype)
         words = f"Filling {gigabytes(shape.stored_bytes)} with noise"
         _fill(made, dtype, device, lambda done: tell(done, words), halt)
@@ -89,8 +102,9 @@ def _in_words(name: str, device: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _fill(module: torch.nn.Module, dtype: torch.dtype, device: str, tell: Callable[[float], None],
-          halt: Callable[[], bool]) -> None:
+def _fill(
+    module: torch.nn.Module, dtype: torch.dtype, device: str, tell: Callable[[float], None], halt: Callable[[], bool]
+) -> None:
     """Noise of a usual size into every matrix, ones into gains, zeros into biases. One block of noise is copied over
     and over: drawing billions of numbers would take minutes, and the time of a product does not depend on them."""
     generator = torch.Generator().manual_seed(0)
@@ -106,7 +120,7 @@ def _fill(module: torch.nn.Module, dtype: torch.dtype, device: str, tell: Callab
             if halt():
                 raise Stopped("Stopped: the random weights were let go.")
             for at in range(start, min(flat.numel(), start + 64 * _BLOCK), _BLOCK):
-                part = flat[at:at + _BLOCK]
+                part = flat[at : at + _BLOCK]
                 part.copy_(noise[: part.numel()])
             tell(min(1.0, (done + start) / total))
         done += parameter.numel()

@@ -54,7 +54,7 @@ class Corpus:
         return int(self.length.astype(np.int64).sum() - self.answer_start.astype(np.int64).sum())
 
     def conversation(self, i: int) -> np.ndarray:
-        return self.token_ids[self.bounds[i]: self.bounds[i + 1]]
+        return self.token_ids[self.bounds[i] : self.bounds[i + 1]]
 
     def prompt(self, i: int) -> np.ndarray:
         """The conversation up to the answer's first token."""
@@ -73,8 +73,14 @@ class Corpus:
         return int.from_bytes(digest, "little")
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(path, token_ids=self.token_ids, length=self.length, answer_start=self.answer_start,
-                            temperature=self.temperature, topic=self.topic)
+        np.savez_compressed(
+            path,
+            token_ids=self.token_ids,
+            length=self.length,
+            answer_start=self.answer_start,
+            temperature=self.temperature,
+            topic=self.topic,
+        )
 
     @classmethod
     def load(cls, path: Path) -> Corpus:
@@ -100,11 +106,17 @@ class Corpus:
                 if key not in seen:
                     seen.add(key)
                     kept.append((part, i))
+
         def column(name: str) -> np.ndarray:
             return np.array([getattr(p, name)[i] for p, i in kept])
 
-        return cls(np.concatenate([p.conversation(i) for p, i in kept]), column("length"), column("answer_start"),
-                   column("temperature"), column("topic"))
+        return cls(
+            np.concatenate([p.conversation(i) for p, i in kept]),
+            column("length"),
+            column("answer_start"),
+            column("temperature"),
+            column("topic"),
+        )
 
 
 def judging() -> list[tuple[Corpus, int]]:
@@ -115,5 +127,5 @@ def judging() -> list[tuple[Corpus, int]]:
 
 def distinct4(tokens: Sequence[int]) -> float:
     """The share of different ones among all runs of four tokens: 1.0 is a text that never repeats itself."""
-    runs = [tuple(tokens[i: i + 4]) for i in range(len(tokens) - 3)]
+    runs = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
     return len(set(runs)) / len(runs) if runs else 1.0

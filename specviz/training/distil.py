@@ -38,8 +38,12 @@ class TargetParts:
     @classmethod
     def of(cls, module: nn.Module) -> TargetParts:
         """Of a stock Llama-like causal LM module."""
-        return cls(module.get_input_embeddings().weight.detach(), module.get_output_embeddings().weight.detach(),
-                   module.model.norm.weight.detach(), module.config.rms_norm_eps)
+        return cls(
+            module.get_input_embeddings().weight.detach(),
+            module.get_output_embeddings().weight.detach(),
+            module.model.norm.weight.detach(),
+            module.config.rms_norm_eps,
+        )
 
     def states(self, last_layer: torch.Tensor) -> torch.Tensor:
         """Outputs of the last layer [..., D] -> what the head sees."""
@@ -93,7 +97,7 @@ def block_states(
     c = net.config
     slots = blocks.labels.shape[-1]
     longest = int(blocks.anchors.max())
-    taps = batch.taps[:, :max(longest, 1)][:, :, list(columns)].flatten(-2)
+    taps = batch.taps[:, : max(longest, 1)][:, :, list(columns)].flatten(-2)
     states = net.fused(taps)  # [B, T, D]
     context_rope = net.rope(torch.arange(states.shape[1]))
     last = torch.gather(states, 1, (blocks.anchors - 1).clamp(min=0)[..., None].expand(-1, -1, c.hidden_size))
@@ -161,7 +165,12 @@ class BlockRecipe:
 
 
 def block_loss(
-    net: BlockNet, parts: TargetParts, head: torch.Tensor, batch: Batch, blocks: Blocks, columns: Sequence[int],
+    net: BlockNet,
+    parts: TargetParts,
+    head: torch.Tensor,
+    batch: Batch,
+    blocks: Blocks,
+    columns: Sequence[int],
     recipe: BlockRecipe,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss of one batch and its measures: overlap by slot of the parallel pass alone and mended."""
@@ -285,21 +294,30 @@ def order(indices: Sequence[int], rows: int, generator: torch.Generator) -> Iter
     while True:
         shuffled = torch.randperm(len(indices), generator=generator).tolist()
         for at in range(0, len(shuffled) - rows + 1, rows):
-            yield [indices[i] for i in shuffled[at: at + rows]]
+            yield [indices[i] for i in shuffled[at : at + rows]]
 
 
 def train(
-    net: nn.Module, store: TapStore, indices: Callable[[], Sequence[int]], step_loss: Callable, recipe,
-    *, share_done: Callable[[Progress], float], checkpoint: Path | None = None, checkpoint_seconds: float = 120.0,
-    report: Callable[[Progress], None] | None = None, report_seconds: float = 30.0,
+    net: nn.Module,
+    store: TapStore,
+    indices: Callable[[], Sequence[int]],
+    step_loss: Callable,
+    recipe,
+    *,
+    share_done: Callable[[Progress], float],
+    checkpoint: Path | None = None,
+    checkpoint_seconds: float = 120.0,
+    report: Callable[[Progress], None] | None = None,
+    report_seconds: float = 30.0,
 ) -> Progress:
     """Train until share_done reaches 1. step_loss(batch, step, generator) -> loss, measures.
 
     indices: called at the start and whenever an epoch of the conversations known so far is through, so that a
     corpus that is still growing is used as it grows. checkpoint: written now and then and resumed from.
     """
-    optimizer = torch.optim.AdamW(net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay,
-                                  betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(
+        net.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay, betas=(0.9, 0.95), fused=True
+    )
     generator = torch.Generator().manual_seed(recipe.seed)
     at = Progress()
     if checkpoint and checkpoint.exists():
@@ -356,8 +374,15 @@ def train(
 
 def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator, at: Progress):
     part = path.with_name(path.name + ".part")
-    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "generator": generator.get_state(),
-                "progress": vars(at)}, part)
+    torch.save(
+        {
+            "net": net.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "generator": generator.get_state(),
+            "progress": vars(at),
+        },
+        part,
+    )
     os.replace(part, path)
 
 
@@ -389,7 +414,7 @@ def start_fusion(net: BlockNet, tap: int) -> None:
     at = c.taps.index(tap) * c.hidden_size
     with torch.no_grad():
         net.fuse.weight.mul_(0.1)
-        net.fuse.weight[:, at: at + c.hidden_size] += torch.eye(c.hidden_size)
+        net.fuse.weight[:, at : at + c.hidden_size] += torch.eye(c.hidden_size)
 
 
 class Ridge:
@@ -428,8 +453,13 @@ def _normed(x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def start_inputs(
-    net: BlockNet, embedding: torch.Tensor, batches: Iterator[Batch], columns: Sequence[int], layer_input: int,
-    strength: float = 3e-2, generator: torch.Generator | None = None,
+    net: BlockNet,
+    embedding: torch.Tensor,
+    batches: Iterator[Batch],
+    columns: Sequence[int],
+    layer_input: int,
+    strength: float = 3e-2,
+    generator: torch.Generator | None = None,
 ) -> float:
     """Fit the block's inputs in closed form, so that they begin as the best linear guess of what the first draft
     layer saw in the target: column `layer_input` of batch.taps at the slot's own position. Returns the share of
@@ -501,8 +531,13 @@ def refit_last_layer(
 
 
 def block_examples(
-    net: BlockNet, embedding: torch.Tensor, batches: Iterator[Batch], columns: Sequence[int], slots: int = 3,
-    anchors: int = 32, generator: torch.Generator | None = None,
+    net: BlockNet,
+    embedding: torch.Tensor,
+    batches: Iterator[Batch],
+    columns: Sequence[int],
+    slots: int = 3,
+    anchors: int = 32,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[Callable[[], object], torch.Tensor, torch.Tensor]]:
     """Examples for `refit_last_layer` of a block net."""
     generator = generator or torch.Generator().manual_seed(0)
@@ -510,8 +545,11 @@ def block_examples(
         blocks = draw_blocks(batch, anchors, slots, generator)
         where = (blocks.anchors[..., None] + torch.arange(slots)).clamp(max=batch.tokens.shape[1] - 1)
         row = torch.arange(len(batch.tokens))[:, None, None].expand_as(where)
-        yield (lambda b=batch, k=blocks: block_states(net, embedding, b, k, columns), blocks.valid,
-               batch.taps[row[blocks.valid], where[blocks.valid], -1])
+        yield (
+            lambda b=batch, k=blocks: block_states(net, embedding, b, k, columns),
+            blocks.valid,
+            batch.taps[row[blocks.valid], where[blocks.valid], -1],
+        )
 
 
 def causal_examples(
@@ -526,7 +564,11 @@ def causal_examples(
 
 @torch.no_grad()
 def start_serial(
-    net: BlockNet, parts: TargetParts, batches: Iterator[Batch], columns: Sequence[int], anchors: int = 16,
+    net: BlockNet,
+    parts: TargetParts,
+    batches: Iterator[Batch],
+    columns: Sequence[int],
+    anchors: int = 16,
     generator: torch.Generator | None = None,
 ) -> float:
     """Fit the serial head's linear parts in closed form: towards the target's own final state at the slot, from the
@@ -545,7 +587,7 @@ def start_serial(
         ridge.add(torch.cat([*tokens, _normed(states[valid])], -1), _normed(batch.taps[row[valid], where[valid], -1]))
     weight, _, explained = ridge.solve(bias=False)
     net.serial.direct.weight.copy_(weight[:, : 2 * size])
-    net.serial.state.weight.copy_(weight[:, 2 * size:])
+    net.serial.state.weight.copy_(weight[:, 2 * size :])
     net.serial.norm.weight.copy_(parts.final_norm)
     return explained
 

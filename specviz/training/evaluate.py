@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from specviz import calibration, metrics
-from specviz.decoding import decode
 from specviz.drafters.base import Drafter, Request
+from specviz.engine.loop import decode
 from specviz.models.causal import CausalModel
-from specviz.trace import Round, Settings
+from specviz.trace import calibration, metrics
+from specviz.trace.records import Round, Settings
 from specviz.training.corpus import distinct4
 
 LOOPING = 0.6
@@ -74,14 +74,18 @@ def _pooled(counts: Sequence[tuple[int, int]]) -> float:
 
 
 def _decoded(
-    target: CausalModel, make: Callable[[Settings], Drafter] | None, prompts: Sequence[Sequence[int]],
-    settings: Settings, rows: int, progress: Callable[[int], None] | None = None,
+    target: CausalModel,
+    make: Callable[[Settings], Drafter] | None,
+    prompts: Sequence[Sequence[int]],
+    settings: Settings,
+    rows: int,
+    progress: Callable[[int], None] | None = None,
 ) -> tuple[list[list[Round]], float]:
     """The rounds of every prompt by itself (of a batch: its own part of each), and the seconds of all."""
     runs: list[list[Round]] = []
     seconds = 0.0
     for at in range(0, len(prompts), rows):
-        batch = prompts[at: at + rows]
+        batch = prompts[at : at + rows]
         seeds = [settings.seed + at + i for i in range(len(batch))]
         found: list[list[Round]] = [[] for _ in batch]
         for round_ in decode(target, make and make(settings), batch, settings, seeds=seeds, record=make is not None):
@@ -104,8 +108,13 @@ def plain_texts(
 
 
 def live(
-    target: CausalModel, make: Callable[[Settings], Drafter], prompts: Sequence[Sequence[int]], settings: Settings,
-    plain: tuple[list[list[int]], float] | None = None, progress: Callable[[int], None] | None = None, rows: int = 1,
+    target: CausalModel,
+    make: Callable[[Settings], Drafter],
+    prompts: Sequence[Sequence[int]],
+    settings: Settings,
+    plain: tuple[list[list[int]], float] | None = None,
+    progress: Callable[[int], None] | None = None,
+    rows: int = 1,
 ) -> Live:
     """Decode every prompt with a fresh drafter, `rows` at a time (which changes the speed, but not what is accepted).
     plain: from `plain_texts` with the same settings and rows."""
@@ -120,12 +129,22 @@ def live(
         gaps = [_gap(run, a, b) for run, a, b in zip(runs, texts, plain[0]) if a != b]
     by_prompt = tuple((sum(len(v.emitted) for r in run for v in r.rows), sum(len(r.rows) for r in run)) for run in runs)
     return Live(
-        metrics.mean_acceptance_length(rounds), _interval(by_prompt),
+        metrics.mean_acceptance_length(rounds),
+        _interval(by_prompt),
         metrics.mean_acceptance_length([r for run in steady for r in run]) if steady else None,
-        metrics.position_rates(rounds), metrics.survival_rates(rounds), _overlaps(rounds),
-        statistics.mean(map(distinct4, texts)), len(runs) - len(steady), len(prompts),
-        sum(map(len, texts)) / seconds, plain[1] if plain else None, same, gaps,
-        calibration.expected_error(confidences, survived), calibration.auc(confidences, survived), by_prompt,
+        metrics.position_rates(rounds),
+        metrics.survival_rates(rounds),
+        _overlaps(rounds),
+        statistics.mean(map(distinct4, texts)),
+        len(runs) - len(steady),
+        len(prompts),
+        sum(map(len, texts)) / seconds,
+        plain[1] if plain else None,
+        same,
+        gaps,
+        calibration.expected_error(confidences, survived),
+        calibration.auc(confidences, survived),
+        by_prompt,
     )
 
 
@@ -202,4 +221,3 @@ def _gap(run: Sequence[Round], text: Sequence[int], other: Sequence[int]) -> flo
                 return top[0] - top[1]
             at -= len(verdict.emitted)
     return float("nan")
-

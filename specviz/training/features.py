@@ -27,7 +27,10 @@ def stored_layers(layers: int) -> tuple[int, ...]:
 
 
 def compute(
-    target: CausalModel, corpus: Corpus, path: Path, progress: Callable[[float], None] | None = None,
+    target: CausalModel,
+    corpus: Corpus,
+    path: Path,
+    progress: Callable[[float], None] | None = None,
     batch_tokens: int = 512,
 ) -> None:
     """Write path.npz and path.taps.npy for a corpus. Interrupted work leaves no half file behind."""
@@ -45,7 +48,7 @@ def compute(
         for row, text in zip(rows, texts):
             cache.add(row, len(text))
         out = target.forward(cache, rows, texts, taps, logits=False)
-        store[bounds[i]: bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
+        store[bounds[i] : bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
         i = j
         if progress:
             progress(bounds[i] / bounds[-1])
@@ -84,8 +87,11 @@ class TapStore:
 
     def refresh(self) -> int:
         """Take in shards that were written since; returns how many."""
-        new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known and ".part" not in p.name
-                     and p.with_name(p.stem + ".taps.npy").exists())
+        new = sorted(
+            p
+            for p in self.folder.glob("*.npz")
+            if p.stem not in self._known and ".part" not in p.name and p.with_name(p.stem + ".taps.npy").exists()
+        )
         for path in new:
             self._known.add(path.stem)
             corpus = Corpus.load(path)

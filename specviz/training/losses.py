@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from specviz.calibration import expected_error
+from specviz.trace.calibration import expected_error
 
 
 class _Distil(torch.autograd.Function):

@@ -66,7 +66,7 @@ def draft_vocabulary(
     counts = np.zeros(vocab_size, np.int64)
     for n in chosen:
         corpus, i = _conversation(store, n)
-        counts += np.bincount(corpus.conversation(i)[int(corpus.answer_start[i]):], minlength=vocab_size)
+        counts += np.bincount(corpus.conversation(i)[int(corpus.answer_start[i]) :], minlength=vocab_size)
     return torch.from_numpy(np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int64))
 
 
@@ -81,7 +81,7 @@ def _calibrates(store: TapStore, n: int) -> bool:
 
 
 def _batches(store: TapStore, chosen: Sequence[int], rows: int = 8) -> Iterator[Batch]:
-    return (store.batch(chosen[i: i + rows]) for i in range(0, len(chosen), rows))
+    return (store.batch(chosen[i : i + rows]) for i in range(0, len(chosen), rows))
 
 
 # ------------------------------------------------------------------------------- parallel and hybrid
@@ -94,8 +94,17 @@ def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNe
     taps = tuple(t for t in stored[:-1] if t < c.num_hidden_layers - layers)
     taps = tuple(sorted({taps[len(taps) // 4], taps[3 * len(taps) // 4], taps[-1]}))
     config = BlockConfig(
-        c.hidden_size, c.vocab_size, layers, c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-        c.intermediate_size, taps, BLOCK, c.rope_parameters["rope_theta"], c.rms_norm_eps,
+        c.hidden_size,
+        c.vocab_size,
+        layers,
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.intermediate_size,
+        taps,
+        BLOCK,
+        c.rope_parameters["rope_theta"],
+        c.rms_norm_eps,
         c.hidden_size if serial is None else serial,
     )
     net = BlockNet(config, s.draft_ids)
@@ -137,7 +146,12 @@ def train_block(
 
 @torch.no_grad()
 def alpha_block(
-    net: BlockNet, s: Setting, slots: int = 8, limit: int = 96, seed: int = 5, chosen: Sequence[int] | None = None,
+    net: BlockNet,
+    s: Setting,
+    slots: int = 8,
+    limit: int = 96,
+    seed: int = 5,
+    chosen: Sequence[int] | None = None,
 ) -> dict[str, list[float]]:
     """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass alone and mended.
     p is renormalised over the draft vocabulary; `coverage` tells how much that leaves out."""
@@ -218,8 +232,17 @@ def causal_net(s: Setting, layers: Sequence[int] | None = None) -> distil.Causal
     c = s.module.config
     layers = (0, c.num_hidden_layers - 2, c.num_hidden_layers - 1) if layers is None else layers
     config = BlockConfig(
-        c.hidden_size, c.vocab_size, len(layers), c.num_attention_heads, c.num_key_value_heads, c.head_dim,
-        c.intermediate_size, (), BLOCK, c.rope_parameters["rope_theta"], c.rms_norm_eps,
+        c.hidden_size,
+        c.vocab_size,
+        len(layers),
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.intermediate_size,
+        (),
+        BLOCK,
+        c.rope_parameters["rope_theta"],
+        c.rms_norm_eps,
     )
     net = distil.CausalNet(config, s.draft_ids)
     distil.start_from_layers(net, s.module, layers)
@@ -237,7 +260,10 @@ def start_causal(net: distil.CausalNet, s: Setting, limit: int = 1000) -> dict[s
 
 
 def train_causal(
-    net: distil.CausalNet, s: Setting, recipe: distil.CausalRecipe, share_done: Callable[[distil.Progress], float],
+    net: distil.CausalNet,
+    s: Setting,
+    recipe: distil.CausalRecipe,
+    share_done: Callable[[distil.Progress], float],
     **options,
 ) -> distil.Progress:
     """Train on whole conversations; options as of `distil.train`."""

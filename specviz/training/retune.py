@@ -19,16 +19,16 @@ from pathlib import Path
 import numpy as np
 
 from specviz import paths
-from specviz.decoding import decode
-from specviz.drafters import checkpoints, shipped
+from specviz.drafters import checkpoints, from_folder
 from specviz.drafters.parallel import BlockNet
+from specviz.engine.loop import decode
+from specviz.engine.prompts import encode
+from specviz.engine.request import trained
+from specviz.engine.run import STORE, ModelStore
 from specviz.errors import SettingsError, SpecVizError
+from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.models.causal import CausalModel
-from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.orders import trained
-from specviz.prompts import encode
-from specviz.runs import STORE, ModelStore
-from specviz.trace import MAX_K, Settings
+from specviz.trace.records import MAX_K, Settings
 from specviz.training import distil, evaluate, features, recipes
 from specviz.training.corpus import Corpus, judging
 from specviz.worker import Worker
@@ -106,8 +106,10 @@ class Retuned:
         difference, low, high = self.gain
         a, b = (j.live.mean_acceptance_length for j in (self.before, self.after))
         verdict = "longer" if low > 0 else "shorter" if high < 0 else "no clear change"
-        return (f"{a:.2f} tokens per target pass before, {b:.2f} after on {self.held_out} held-out prompts "
-                f"({difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}: {verdict}).")
+        return (
+            f"{a:.2f} tokens per target pass before, {b:.2f} after on {self.held_out} held-out prompts "
+            f"({difference:+.2f}, 95 % interval {low:+.2f} to {high:+.2f}: {verdict})."
+        )
 
 
 def folder_of(name: str) -> Path:
@@ -152,7 +154,7 @@ class Retune(Worker):
             store = features.TapStore(folder)
             own, old = ([n for n, (shard, _) in enumerate(store.index) if shard == which] for which in (0, 1))
             answers = len(own) // len(prompts)
-            trains, judges = own[: len(kept) * answers], own[len(kept) * answers:]
+            trains, judges = own[: len(kept) * answers], own[len(kept) * answers :]
             s = recipes.setting(target.module, store, net.draft_ids)
             s.train[:] = trains
             plain = evaluate.plain_texts(target, [prompts[i] for i in held], self._settings, ROWS)
@@ -160,23 +162,47 @@ class Retune(Worker):
             def judge(weights: Path, words: str, fraction: float) -> Judged:
                 self.tell(words, fraction)
                 found = checkpoints.load_block_net(weights)
-                live = evaluate.live(target, shipped.opener("hybrid", target, weights), [prompts[i] for i in held],
-                                     self._settings, plain, lambda _: self._check(), ROWS)
-                return Judged(live, recipes.alpha_block(found, s, chosen=judges)["hybrid"],
-                              recipes.alpha_block(found, s, chosen=old)["hybrid"])
+                live = evaluate.live(
+                    target,
+                    from_folder.opener("hybrid", target, weights),
+                    [prompts[i] for i in held],
+                    self._settings,
+                    plain,
+                    lambda _: self._check(),
+                    ROWS,
+                )
+                return Judged(
+                    live,
+                    recipes.alpha_block(found, s, chosen=judges)["hybrid"],
+                    recipes.alpha_block(found, s, chosen=old)["hybrid"],
+                )
 
             before = judge(source, "Measuring the drafter as it was", 0.45)
             done = self._train(net, s)
-            about = {**checkpoints.read(source)[3], "retuned_on": len(kept), "retuning_steps": done.step,
-                     "retuning_seconds": round(done.seconds)}
-            made = checkpoints.save(folder / "made", "hybrid", net,
-                                    {k: v for k, v in about.items() if k not in ("format", "kind", "shape")})
+            about = {
+                **checkpoints.read(source)[3],
+                "retuned_on": len(kept),
+                "retuning_steps": done.step,
+                "retuning_seconds": round(done.seconds),
+            }
+            made = checkpoints.save(
+                folder / "made", "hybrid", net, {k: v for k, v in about.items() if k not in ("format", "kind", "shape")}
+            )
             after = judge(made, "Measuring the retuned drafter", 0.95)
             self._check()
             kept_at = _moved(made, folder_of(order.name))
         gained = evaluate.gain(before.live, after.live)
-        self.result = Retuned(before, after, gained, len(prompts), len(held), s.store.answer_tokens(trains), done.step,
-                              done.seconds, kept_at)
+        self.result = Retuned(
+            before,
+            after,
+            gained,
+            len(prompts),
+            len(held),
+            s.store.answer_tokens(trains),
+            done.step,
+            done.seconds,
+            kept_at,
+        )
         self.tell("Done", 1.0)
 
     @property
@@ -195,22 +221,29 @@ class Retune(Worker):
         for temperature in (0.0, 0.8):
             settings = Settings(k=0, temperature=temperature, max_new_tokens=length)
             for at in range(0, len(prompts), ROWS):
-                batch = prompts[at: at + ROWS]
+                batch = prompts[at : at + ROWS]
                 answers: list[list[int]] = [[] for _ in batch]
                 for round_ in decode(target, None, batch, settings, record=False):
                     self._check()
                     for verdict in round_.rows:
                         answers[verdict.row] += verdict.emitted
                     rounds += 1
-                    self.tell(f"The target answers the prompts ({at + len(batch)} of {len(prompts)}, at temperature "
-                              f"{temperature:g})", 0.35 * rounds / total)
+                    self.tell(
+                        f"The target answers the prompts ({at + len(batch)} of {len(prompts)}, at temperature "
+                        f"{temperature:g})",
+                        0.35 * rounds / total,
+                    )
                 for i, answer in enumerate(answers):
                     texts[at + i].append(batch[i] + answer)
         flat = [text for both in texts for text in both]
         starts = [len(prompt) for prompt in prompts for _ in range(2)]
-        return Corpus(np.concatenate([np.array(t, np.uint32) for t in flat]),
-                      np.array([len(t) for t in flat], np.uint16), np.array(starts, np.uint16),
-                      np.tile(np.array([0.0, 0.8], np.float32), len(prompts)), np.full(len(flat), -1, np.int16))
+        return Corpus(
+            np.concatenate([np.array(t, np.uint32) for t in flat]),
+            np.array([len(t) for t in flat], np.uint16),
+            np.array(starts, np.uint16),
+            np.tile(np.array([0.0, 0.8], np.float32), len(prompts)),
+            np.full(len(flat), -1, np.int16),
+        )
 
     def _taps(self, target: CausalModel, corpus: Corpus, path: Path, fraction: float, words: str) -> None:
         def progress(share: float) -> None:
@@ -246,9 +279,13 @@ def _tokens(tokenizer, text: str) -> list[int]:
 
 def _old_domain() -> Corpus:
     chosen = judging()[:OLD_DOMAIN]
-    return Corpus(np.concatenate([p.conversation(i) for p, i in chosen]),
-                  *(np.array([getattr(p, name)[i] for p, i in chosen])
-                    for name in ("length", "answer_start", "temperature", "topic")))
+    return Corpus(
+        np.concatenate([p.conversation(i) for p, i in chosen]),
+        *(
+            np.array([getattr(p, name)[i] for p, i in chosen])
+            for name in ("length", "answer_start", "temperature", "topic")
+        ),
+    )
 
 
 def _moved(made: Path, folder: Path) -> Path:

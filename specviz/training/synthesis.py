@@ -22,16 +22,44 @@ from specviz.training import turns
 from specviz.training.corpus import COMPOSED, Corpus, distinct4
 
 TOPICS = (
-    "Write a Python function that", "Write a Python program to", "Write a JavaScript function that",
-    "Write an SQL query that", "Explain this code:", "Write a bash script that", "Implement a function to sort",
+    "Write a Python function that",
+    "Write a Python program to",
+    "Write a JavaScript function that",
+    "Write an SQL query that",
+    "Explain this code:",
+    "Write a bash script that",
+    "Implement a function to sort",
     "Fix the bug in this code: def",
-    "List five", "List ten ideas for", "Give me a list of", "Make a shopping list for", "What are the steps to",
-    "Summarize the following text:", "Write a one-sentence summary of", "Give the main points of this passage:",
-    "Solve this math problem:", "Calculate", "A train travels", "If a store sells", "Solve for x:", "How many",
-    "Write a short story about", "Tell me a story about", "Write a poem about", "Write a dialogue between",
-    "Correct the grammar in this sentence:", "Rewrite this text to make it more formal:", "Proofread this:",
-    "Make this email more polite:", "Translate this sentence into French:", "Translate to Spanish:", "How do you say",
-    "Explain to a child why", "What is the difference between", "Write an email to", "Describe the", "What causes",
+    "List five",
+    "List ten ideas for",
+    "Give me a list of",
+    "Make a shopping list for",
+    "What are the steps to",
+    "Summarize the following text:",
+    "Write a one-sentence summary of",
+    "Give the main points of this passage:",
+    "Solve this math problem:",
+    "Calculate",
+    "A train travels",
+    "If a store sells",
+    "Solve for x:",
+    "How many",
+    "Write a short story about",
+    "Tell me a story about",
+    "Write a poem about",
+    "Write a dialogue between",
+    "Correct the grammar in this sentence:",
+    "Rewrite this text to make it more formal:",
+    "Proofread this:",
+    "Make this email more polite:",
+    "Translate this sentence into French:",
+    "Translate to Spanish:",
+    "How do you say",
+    "Explain to a child why",
+    "What is the difference between",
+    "Write an email to",
+    "Describe the",
+    "What causes",
 )
 """How a fifth of the user turns begin. (The shipped corpus was made with these and some more of their kind.)"""
 SHARE_WITH_TOPIC = 0.2
@@ -63,10 +91,16 @@ class LockStep:
             a, m = layer.self_attn, layer.mlp
             merged = torch.cat([a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]).detach().to(dtype)
             gate_up = torch.cat([m.gate_proj.weight, m.up_proj.weight]).detach().to(dtype)
-            self.layers.append((
-                layer.input_layernorm.weight.detach().float(), merged, a.o_proj.weight.detach().to(dtype),
-                layer.post_attention_layernorm.weight.detach().float(), gate_up, m.down_proj.weight.detach().to(dtype),
-            ))
+            self.layers.append(
+                (
+                    layer.input_layernorm.weight.detach().float(),
+                    merged,
+                    a.o_proj.weight.detach().to(dtype),
+                    layer.post_attention_layernorm.weight.detach().float(),
+                    gate_up,
+                    m.down_proj.weight.detach().to(dtype),
+                )
+            )
         shape = (len(self.layers), rows, self.kv, capacity, self.dim)
         self.keys, self.values = torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
         theta = c.rope_parameters["rope_theta"]
@@ -88,7 +122,8 @@ class LockStep:
             self.values[i, rows, :, positions] = v.view(-1, self.kv, self.dim)
             grouped = q.view(self.rows, self.kv, -1, self.dim)
             attended = functional.scaled_dot_product_attention(
-                grouped, self.keys[i, :, :, :longest], self.values[i, :, :, :longest], attn_mask=seen)
+                grouped, self.keys[i, :, :, :longest], self.values[i, :, :, :longest], attn_mask=seen
+            )
             x = x + functional.linear(attended.reshape(self.rows, width), out).float()
             gate, up = functional.linear(self._norm(x, after), gate_up).chunk(2, -1)
             x = x + functional.linear(functional.silu(gate) * up, down).float()
@@ -183,8 +218,10 @@ class Synthesis:
         smallest = np.uint16 if len(self.model.embedding) <= 65536 else np.uint32
         return Corpus(
             np.concatenate([np.array(r.tokens, dtype=smallest) for r in kept]),
-            np.array([len(r.tokens) for r in kept], np.uint16), np.array([r.answer_start for r in kept], np.uint16),
-            np.array([r.temperature for r in kept], np.float32), np.array([r.topic for r in kept], np.int16),
+            np.array([len(r.tokens) for r in kept], np.uint16),
+            np.array([r.answer_start for r in kept], np.uint16),
+            np.array([r.temperature for r in kept], np.float32),
+            np.array([r.topic for r in kept], np.int16),
         ), tally
 
     def _draw(self, logits: torch.Tensor, rows: list[_Row]) -> list[int]:
@@ -204,7 +241,7 @@ class Synthesis:
         """Add a drawn token; True when the row has ended (finished, cut, or given up)."""
         row.tokens.append(token)
         if row.answer_start:
-            answer = row.tokens[row.answer_start:]
+            answer = row.tokens[row.answer_start :]
             looping = len(answer) % 24 == 0 and len(answer) >= 72 and distinct4(answer) < 0.5
             return token == self.end or len(row.tokens) >= self.model.capacity or looping
         written = len(row.tokens) - len(self.before)
@@ -214,26 +251,32 @@ class Synthesis:
                 return True
             row.forced = list(self.after[1:])
             row.answer_start = len(row.tokens) + len(row.forced)
-        elif (written >= (64 if row.topic < 0 else 100)
-              or len(row.tokens) + len(self.after) + SHORTEST_ANSWER >= self.model.capacity):
+        elif (
+            written >= (64 if row.topic < 0 else 100)
+            or len(row.tokens) + len(self.after) + SHORTEST_ANSWER >= self.model.capacity
+        ):
             tally.unfinished_prompt += 1
             return True
         return False
 
     def _good(self, row: _Row, tally: Tally) -> bool:
-        answer = row.tokens[row.answer_start:]
+        answer = row.tokens[row.answer_start :]
         if len(answer) < SHORTEST_ANSWER:
             tally.short += 1
             return False
         if distinct4(answer) < SMALLEST_DISTINCT4:
             tally.looped += 1
             return False
-        return bool(self.plain[row.tokens[len(self.before):]].mean() >= 0.9)
+        return bool(self.plain[row.tokens[len(self.before) :]].mean() >= 0.9)
 
 
 def write_shards(
-    synthesis: Synthesis, folder: Path, answer_tokens: int, conversations_per_shard: int = 128,
-    progress: Callable[[int, Tally], None] | None = None, stop: Callable[[], bool] = lambda: False,
+    synthesis: Synthesis,
+    folder: Path,
+    answer_tokens: int,
+    conversations_per_shard: int = 128,
+    progress: Callable[[int, Tally], None] | None = None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> int:
     """Generate shards into a folder until it holds this many answer tokens; goes on where it stopped. Returns how
     many it holds."""

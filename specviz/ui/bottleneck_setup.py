@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import streamlit as st
 
-from specviz.costs import ModelShape
 from specviz.errors import SpecVizError
 from specviz.hardware import catalogue, ceilings, machine, shapes
+from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
-from specviz.models import load
-from specviz.models.lean import held
-from specviz.models.llama import LlamaConfig
-from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.trace import MAX_K, Ceilings
+from specviz.loader import load_model
+from specviz.loader.llama import LlamaConfig
+from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.models.fused import held
+from specviz.trace.records import MAX_K, Ceilings
 
 HERE, OWN = "This machine (measured)", "Your own"
 EMBEDDED_SHAPE = "SmolLM2-135M"
@@ -69,42 +69,80 @@ def controls() -> Setup:
     """The controls, and what they say. Raises SpecVizError for a model that cannot be counted or found."""
     first, second, third, fourth = st.columns(4)
     names = [HERE, *(d.name for d in catalogue.DEVICES), OWN]
-    device = first.selectbox("Device", names, key="chip", bind="query-params",
-                             help="Roofs are measured here, or taken from a maker's datasheet (dense peaks)")
-    typed = second.selectbox("Model", list(shapes.CONFIGS), key="shape", accept_new_options=True, bind="query-params",
-                             help="Only its shape is needed. Type any Hugging Face id, such as Qwen/Qwen3-8B: its "
-                                  "config.json alone is fetched, no weights.")
+    device = first.selectbox(
+        "Device",
+        names,
+        key="chip",
+        bind="query-params",
+        help="Roofs are measured here, or taken from a maker's datasheet (dense peaks)",
+    )
+    typed = second.selectbox(
+        "Model",
+        list(shapes.CONFIGS),
+        key="shape",
+        accept_new_options=True,
+        bind="query-params",
+        help="Only its shape is needed. Type any Hugging Face id, such as Qwen/Qwen3-8B: its "
+        "config.json alone is fetched, no weights.",
+    )
     here = machine.resolve_device("auto")
     if device == HERE:
         own = st.session_state.get("config-file") or (st.session_state.get("config-text") or "").strip()
         known = find_pair(EMBEDDED).target if typed in (None, EMBEDDED_SHAPE) and not own else None
-        usual = load.resolve_precision("auto", here, known)
+        usual = load_model.resolve_precision("auto", here, known)
         # weights in 4 bits are those that were published so: noise cannot be held in them
         options = [usual, *(p for p in ceilings.DTYPES if p != usual and (known or p != "int4"))]
-        precision = third.selectbox("Precision", options, key="peak", bind="query-params",
-                                    help="Of weights, cache and arithmetic. Each has roofs of its own.")
+        precision = third.selectbox(
+            "Precision",
+            options,
+            key="peak",
+            bind="query-params",
+            help="Of weights, cache and arithmetic. Each has roofs of its own.",
+        )
         roofs, memory = ceilings.cached(here, precision), float(free_memory_bytes(here))
         provenance = f"Measured on {machine.device_name(here)} ({here}, {precision})."
     else:
         chosen = _own() if device == OWN else catalogue.device(device)
         precision = third.selectbox("Precision", list(chosen.peaks), key="peak", bind="query-params")
         roofs, memory, provenance = chosen.ceilings(precision), chosen.memory, chosen.provenance
-    stored = fourth.selectbox("Weights stored", list(STORED), key="stored", bind="query-params",
-                              disabled=device == HERE,
-                              help="Quantized weights make less traffic; the arithmetic stays in the precision chosen.")
+    stored = fourth.selectbox(
+        "Weights stored",
+        list(STORED),
+        key="stored",
+        bind="query-params",
+        disabled=device == HERE,
+        help="Quantized weights make less traffic; the arithmetic stays in the precision chosen.",
+    )
     first, second, third, fourth = st.columns(4)
     batch = first.slider("Batch (rows)", 1, 256, 1, key="rows", bind="query-params")
-    k = second.slider("K (drafts)", 1, MAX_K, 4, key="drafts", bind="query-params",
-                      help="A verify pass forwards the anchor and K drafts: K + 1 positions")
+    k = second.slider(
+        "K (drafts)",
+        1,
+        MAX_K,
+        4,
+        key="drafts",
+        bind="query-params",
+        help="A verify pass forwards the anchor and K drafts: K + 1 positions",
+    )
     context = third.select_slider("Context (tokens)", CONTEXTS, 128, key="cached", bind="query-params")
-    drafter = fourth.selectbox("Drafter", [FIRST_LAYERS, ONE_LAYER, *shapes.CONFIGS], key="drafting",
-                               bind="query-params", help="Whose draft step is modelled beside the target's steps")
+    drafter = fourth.selectbox(
+        "Drafter",
+        [FIRST_LAYERS, ONE_LAYER, *shapes.CONFIGS],
+        key="drafting",
+        bind="query-params",
+        help="Whose draft step is modelled beside the target's steps",
+    )
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
     if device == HERE and here == "cpu" and LlamaConfig.from_dict(config) is not None:
         shape = held(shape, precision)
-    draft = (_layers(shape, max(1, shape.layers // 5)) if drafter == FIRST_LAYERS else
-             _layers(shape, 1) if drafter == ONE_LAYER else _stored(shapes.shape(drafter), precision, None))
+    draft = (
+        _layers(shape, max(1, shape.layers // 5))
+        if drafter == FIRST_LAYERS
+        else _layers(shape, 1)
+        if drafter == ONE_LAYER
+        else _stored(shapes.shape(drafter), precision, None)
+    )
     given = "" if name in shapes.CONFIGS or name == typed else f" Model: {name}, from the config.json given above."
     st.caption(f"Roofs: {provenance}{given}")
     return Setup(device, here, precision, roofs, memory, provenance, name, config, shape, draft, batch, k, context)
@@ -122,8 +160,13 @@ def _model(typed: str) -> tuple[str, dict]:
     """Name and config: of the config.json that was given, of a built-in shape, or of a Hub id."""
     with st.popover("A config.json of your own", icon=":material/upload_file:"):
         file = st.file_uploader("Upload", type=["json"], key="config-file")
-        text = st.text_area("or paste it", key="config-text", height=120, max_chars=shapes.LARGEST_CONFIG,
-                            placeholder='{"model_type": "llama", "hidden_size": 4096, …}')
+        text = st.text_area(
+            "or paste it",
+            key="config-text",
+            height=120,
+            max_chars=shapes.LARGEST_CONFIG,
+            placeholder='{"model_type": "llama", "hidden_size": 4096, …}',
+        )
     if file is not None or (text or "").strip():
         config = shapes.parse_config(file.getvalue() if file is not None else text)
         return str(config.get("_name_or_path") or f"your {config.get('model_type', 'model')}")[:60], config
@@ -150,12 +193,22 @@ def _stored(shape: ModelShape, precision: str, width: float | None) -> ModelShap
     computed = WIDTH[precision]
     published = shape.weight_bytes if shape.weight_bytes < 2 else computed
     experts = shape.expert_weight_bytes if width is None else None
-    return replace(shape, weight_bytes=min(computed, published) if width is None else width,
-                   expert_weight_bytes=experts, cache_bytes=max(computed, 2.0), activation_bytes=max(computed, 2.0))
+    return replace(
+        shape,
+        weight_bytes=min(computed, published) if width is None else width,
+        expert_weight_bytes=experts,
+        cache_bytes=max(computed, 2.0),
+        activation_bytes=max(computed, 2.0),
+    )
 
 
 def _layers(shape: ModelShape, layers: int) -> ModelShape:
     """The first layers of a shape, its embedding and head kept."""
-    return replace(shape, name=f"{layers} layers of {shape.name}", layers=layers,
-                   windows=shape.windows and shape.windows[:layers], dense_layers=min(shape.dense_layers, layers),
-                   small_weights=shape.small_weights * layers // shape.layers)
+    return replace(
+        shape,
+        name=f"{layers} layers of {shape.name}",
+        layers=layers,
+        windows=shape.windows and shape.windows[:layers],
+        dense_layers=min(shape.dense_layers, layers),
+        small_weights=shape.small_weights * layers // shape.layers,
+    )

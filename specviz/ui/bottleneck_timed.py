@@ -6,17 +6,17 @@ import pandas as pd
 import streamlit as st
 
 from specviz import format
-from specviz.figures import busy_idle
-from specviz.figures import run as run_charts
-from specviz.figures import steps as step_charts
-from specviz.hardware import catalogue, steps
-from specviz.metrics import speed_up
-from specviz.roofline import batch_for_busy, modelled_seconds, plain_seconds, point, step_cost
-from specviz.trace import MAX_K
+from specviz.bench import step_times
+from specviz.hardware import catalogue
+from specviz.hardware.roofline import batch_for_busy, modelled_seconds, plain_seconds, point, step_cost
+from specviz.trace.metrics import speed_up
+from specviz.trace.records import MAX_K
 from specviz.ui import stage, task
-from specviz.ui.bottleneck import decoding, models, tell_spread, timing_help
+from specviz.ui.bottleneck_page import decoding, models, tell_spread, timing_help
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
+from specviz.views.figures import busy_idle, run_charts
+from specviz.views.figures import pass_times as step_charts
 
 TARGET_BUSY, TARGET_K = 0.12, 4
 WIDTHS = range(1, 33)
@@ -29,18 +29,27 @@ def briefing(setup: Setup) -> None:
     if pair is None:
         cost = step_cost(setup.shape, 1, 0, setup.context)
         first = point("plain", cost, modelled_seconds(cost, setup.roofs), setup.roofs)
-        st.info(f"On these roofs no batch makes a plain step of {setup.name} about 12 % busy at a context of "
-                f"{setup.context} (modelled): "
-                + (f"one row is {format.percent(first.busy_fraction)} busy already."
-                   if first.busy_fraction > TARGET_BUSY else "each row adds traffic of its own."))
+        st.info(
+            f"On these roofs no batch makes a plain step of {setup.name} about 12 % busy at a context of "
+            f"{setup.context} (modelled): "
+            + (
+                f"one row is {format.percent(first.busy_fraction)} busy already."
+                if first.busy_fraction > TARGET_BUSY
+                else "each row adds traffic of its own."
+            )
+        )
     else:
-        st.markdown(f"**Modelled** on {setup.where}: with **{pair.batch} row{'s' if pair.batch > 1 else ''}** a plain "
-                    f"step keeps compute busy for **{format.percent(pair.plain.busy_fraction)}** of "
-                    f"{format.seconds(pair.plain.seconds)}; verifying 5 positions a row (K = 4) for "
-                    f"**{format.percent(pair.verify.busy_fraction)}** of {format.seconds(pair.verify.seconds)}.")
-    st.caption("The two figures assume: weights are read once per pass and that read sets the time; 5 positions do 5 "
-               "times the arithmetic of 1, so 12 % becomes just under 60 %; and the batch is one at which a plain step "
-               "happens to be 12 % busy. At batch 1 on a large accelerator a plain step is under 1 % busy.")
+        st.markdown(
+            f"**Modelled** on {setup.where}: with **{pair.batch} row{'s' if pair.batch > 1 else ''}** a plain "
+            f"step keeps compute busy for **{format.percent(pair.plain.busy_fraction)}** of "
+            f"{format.seconds(pair.plain.seconds)}; verifying 5 positions a row (K = 4) for "
+            f"**{format.percent(pair.verify.busy_fraction)}** of {format.seconds(pair.verify.seconds)}."
+        )
+    st.caption(
+        "The two figures assume: weights are read once per pass and that read sets the time; 5 positions do 5 "
+        "times the arithmetic of 1, so 12 % becomes just under 60 %; and the batch is one at which a plain step "
+        "happens to be 12 % busy. At batch 1 on a large accelerator a plain step is under 1 % busy."
+    )
     if setup.here:
         _reproduction(setup)
     with st.expander("The same on every device of the catalogue (modelled on datasheet roofs)"):
@@ -48,9 +57,14 @@ def briefing(setup: Setup) -> None:
 
 
 def _reproduction(setup: Setup) -> None:
-    task.button("found-12", "Run it on this machine", lambda tell, stop: _find_busy(setup, tell, stop),
-                ":material/play_arrow:", disabled=decoding(),
-                help="Times plain and verify steps at growing batches until a plain step is 12 % busy")
+    task.button(
+        "found-12",
+        "Run it on this machine",
+        lambda tell, stop: _find_busy(setup, tell, stop),
+        ":material/play_arrow:",
+        disabled=decoding(),
+        help="Times plain and verify steps at growing batches until a plain step is 12 % busy",
+    )
     kept = st.session_state.get("found-12")
     if kept is None or kept[0] != (setup.name, setup.precision):
         return
@@ -58,11 +72,13 @@ def _reproduction(setup: Setup) -> None:
     plain, verify = found.plain.point(setup.roofs), found.verify.point(setup.roofs)
     tell_spread([found.plain, found.verify])
     rows = f"{found.plain.batch} row{'s' if found.plain.batch > 1 else ''}"
-    st.markdown(f"**Measured** here: with **{rows}** a plain step is **{format.percent(plain.busy_fraction)}** busy "
-                f"for {format.seconds(plain.seconds)}, the verify of 5 **{format.percent(verify.busy_fraction)}** for "
-                f"{format.seconds(verify.seconds)}: "
-                f"{format.number(verify.seconds / plain.seconds)} times the time for 5 times the arithmetic."
-                + ("" if found.reached else " Larger batches were not tried."))
+    st.markdown(
+        f"**Measured** here: with **{rows}** a plain step is **{format.percent(plain.busy_fraction)}** busy "
+        f"for {format.seconds(plain.seconds)}, the verify of 5 **{format.percent(verify.busy_fraction)}** for "
+        f"{format.seconds(verify.seconds)}: "
+        f"{format.number(verify.seconds / plain.seconds)} times the time for 5 times the arithmetic."
+        + ("" if found.reached else " Larger batches were not tried.")
+    )
     data = busy_idle.table([plain, verify], ["plain step", "verify of 5"])
     chart(busy_idle.figure(data), data, "busy-idle-measured", key="busy-measured")
     for p in (plain, verify):
@@ -72,8 +88,9 @@ def _reproduction(setup: Setup) -> None:
 
 def _find_busy(setup: Setup, tell, stop) -> tuple:
     model, _ = models(setup, tell, stop)
-    return (setup.name, setup.precision), steps.find_busy(model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3,
-                                                          progress=tell, stop=stop)
+    return (setup.name, setup.precision), step_times.find_busy(
+        model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3, progress=tell, stop=stop
+    )
 
 
 def everywhere(setup: Setup) -> pd.DataFrame:
@@ -81,15 +98,35 @@ def everywhere(setup: Setup) -> pd.DataFrame:
     rows = []
     for device in catalogue.DEVICES:
         precision = next(p for p in ("bf16", "fp16", "fp32") if p in device.peaks)
-        pair = batch_for_busy(setup.shape, device.ceilings(precision), TARGET_BUSY, TARGET_K,
-                                               setup.context)
+        pair = batch_for_busy(setup.shape, device.ceilings(precision), TARGET_BUSY, TARGET_K, setup.context)
         fits = setup.shape.stored_bytes <= device.memory
-        rows.append((device.name, precision, format.si(device.bandwidth, "B/s"),
-                     format.si(device.peaks[precision], "FLOP/s"), pair and pair.batch,
-                     pair and format.percent(pair.plain.busy_fraction),
-                     pair and format.percent(pair.verify.busy_fraction), "yes" if fits else "no", device.provenance))
-    return pd.DataFrame(rows, columns=["device", "precision", "bandwidth", "dense peak", "batch", "plain step busy",
-                                       "verify of 5 busy", "weights fit", "source"])
+        rows.append(
+            (
+                device.name,
+                precision,
+                format.si(device.bandwidth, "B/s"),
+                format.si(device.peaks[precision], "FLOP/s"),
+                pair and pair.batch,
+                pair and format.percent(pair.plain.busy_fraction),
+                pair and format.percent(pair.verify.busy_fraction),
+                "yes" if fits else "no",
+                device.provenance,
+            )
+        )
+    return pd.DataFrame(
+        rows,
+        columns=[
+            "device",
+            "precision",
+            "bandwidth",
+            "dense peak",
+            "batch",
+            "plain step busy",
+            "verify of 5 busy",
+            "weights fit",
+            "source",
+        ],
+    )
 
 
 # ------------------------------------------------------------------------------------------ steps by width
@@ -98,16 +135,24 @@ def everywhere(setup: Setup) -> pd.DataFrame:
 def timed(setup: Setup) -> None:
     """Passes of 1 to 32 positions: measured against modelled, the error by width, and what explains it."""
     st.subheader("Modelled against measured, 1 to 32 positions")
-    task.button("widths", "Time passes of 1 to 32 positions", lambda tell, stop: _time_widths(setup, tell, stop),
-                ":material/timer:", disabled=decoding(), help=timing_help(setup))
+    task.button(
+        "widths",
+        "Time passes of 1 to 32 positions",
+        lambda tell, stop: _time_widths(setup, tell, stop),
+        ":material/timer:",
+        disabled=decoding(),
+        help=timing_help(setup),
+    )
     kept = st.session_state.get("widths")
     if kept is None or kept[0] != (setup.name, setup.precision):
-        st.caption("One row; the tokens are random, since the time of a pass does not depend on them. Also timed: the "
-                   "matrix products alone, and the same modules with next to nothing to compute.")
+        st.caption(
+            "One row; the tokens are random, since the time of a pass does not depend on them. Also timed: the "
+            "matrix products alone, and the same modules with next to nothing to compute."
+        )
         return
     widths, draft = kept[1]
     tell_spread(widths)
-    rows = [steps.width_json(width, setup.roofs) for width in widths]
+    rows = [step_times.width_json(width, setup.roofs) for width in widths]
     data = step_charts.widths_table(rows)
     left, right = st.columns(2, gap="large")
     with left:
@@ -146,10 +191,10 @@ def _ranges(numbers: list[int]) -> str:
 
 def _time_widths(setup: Setup, tell, stop) -> tuple:
     model, draft = models(setup, tell, stop)
-    widths = steps.by_width(model, WIDTHS, 128, 3, lambda f, words: tell(0.9 * f, words), stop)
+    widths = step_times.by_width(model, WIDTHS, 128, 3, lambda f, words: tell(0.9 * f, words), stop)
     seconds = 0.0
     if draft is not None:
-        seconds = steps.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, stop=stop)[0].seconds
+        seconds = step_times.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, stop=stop)[0].seconds
     return (setup.name, setup.precision), (widths, seconds)
 
 
@@ -161,10 +206,12 @@ def speedup(setup: Setup, seconds: dict[int, float], draft: float) -> None:
     run = stage.current()
     real = speed_up(run.rounds, run.baseline) if run is not None and run.rounds else None
     chart(step_charts.speedup_figure(data, (run.settings.k, real) if real else None), data, "speed-up", key="speed-up")
-    st.caption("Predicted: E / (c + T(K+1)/T(1)), where E = (1 - a^(K+1)) / (1 - a) tokens a round, c = K draft steps "
-               f"of {format.number(draft / seconds[0])} plain steps each (its own first layers, measured) and T is the "
-               "curve measured above. Ideal: a verify pass costs one plain step."
-               + ("" if real else " The measured speed-up of your run on the Decode page appears here."))
+    st.caption(
+        "Predicted: E / (c + T(K+1)/T(1)), where E = (1 - a^(K+1)) / (1 - a) tokens a round, c = K draft steps "
+        f"of {format.number(draft / seconds[0])} plain steps each (its own first layers, measured) and T is the "
+        "curve measured above. Ideal: a verify pass costs one plain step."
+        + ("" if real else " The measured speed-up of your run on the Decode page appears here.")
+    )
 
 
 def ledger() -> None:
@@ -178,6 +225,8 @@ def ledger() -> None:
     data = run_charts.ledger_table(trace)
     chart(run_charts.ledger_figure(data), data, "flop-ledger", key="ledger")
     step = plain_seconds(trace.baseline)
-    st.caption(f"{'Your last run' if own else f'Recorded {trace.recorded_at[:10]} on {trace.machine.name}'}: "
-               f"{trace.pair}, {trace.drafter}, K = {trace.settings.k}. FLOPs are counted, seconds measured"
-               + (f"; a plain step took {format.seconds(step)}." if step else "."))
+    st.caption(
+        f"{'Your last run' if own else f'Recorded {trace.recorded_at[:10]} on {trace.machine.name}'}: "
+        f"{trace.pair}, {trace.drafter}, K = {trace.settings.k}. FLOPs are counted, seconds measured"
+        + (f"; a plain step took {format.seconds(step)}." if step else ".")
+    )

@@ -6,8 +6,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from specviz import export
-from specviz.figures import template
+from specviz.views import export
+from specviz.views.figures import template
 
 _HTML = """
 <div class="row">
@@ -65,8 +65,15 @@ def dark() -> bool:
     return st.context.theme.type == "dark"
 
 
-def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = None, key: str | None = None,
-          picks: str | None = None, live: bool = False) -> None:
+def chart(
+    figure: go.Figure,
+    data: pd.DataFrame,
+    name: str,
+    alt: str | None = None,
+    key: str | None = None,
+    picks: str | None = None,
+    live: bool = False,
+) -> None:
     """Show a figure under its title, with a table of exactly what it draws and exports as SVG, PNG, HTML and CSV.
 
     `name` names the files. `alt`: text for those who cannot see it (by default the figure's own). `key`: unique on the
@@ -79,24 +86,54 @@ def chart(figure: go.Figure, data: pd.DataFrame, name: str, alt: str | None = No
         if title := template.title_of(figure):
             st.markdown(f"**{plain(title)}**")
         click = {"on_select": lambda: _pick(key, picks), "selection_mode": "points"} if picks else {}
-        st.plotly_chart(template.for_screen(figure, dark()), theme=None, key=key, alt=alt or template.alt_of(figure),
-                        config={"displaylogo": False, "modeBarButtons": [["toImage"]],
-                                "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1}}, **click)
+        st.plotly_chart(
+            template.for_screen(figure, dark()),
+            theme=None,
+            key=key,
+            alt=alt or template.alt_of(figure),
+            config={
+                "displaylogo": False,
+                "modeBarButtons": [["toImage"]],
+                "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1},
+            },
+            **click,
+        )
         if live:
             return
         with st.container(horizontal=True, gap="small"):
             with st.popover("Numbers", icon=":material/table:", type="tertiary"):
                 st.dataframe(data, hide_index=True, key=f"{key}-table")
             with st.popover("Export", icon=":material/download:", type="tertiary"):
-                _save_buttons(key=f"{key}-image", data={"figure": export.figure_json(figure), "name": file,
-                                                        "width": template.EXPORT_WIDTH,
-                                                        "height": template.EXPORT_HEIGHT})
+                _save_buttons(
+                    key=f"{key}-image",
+                    data={
+                        "figure": export.figure_json(figure),
+                        "name": file,
+                        "width": template.EXPORT_WIDTH,
+                        "height": template.EXPORT_HEIGHT,
+                    },
+                )
                 with st.container(horizontal=True):
-                    st.download_button("CSV", export.csv(data), f"{file}.csv", "text/csv", key=f"{key}-csv",
-                                       on_click="ignore", help="Exactly the numbers that are drawn", width="stretch")
-                    st.download_button("HTML", lambda: export.html(figure, name), f"{file}.html", "text/html",
-                                       key=f"{key}-html", on_click="ignore", width="stretch",
-                                       help="A page that works offline (about 5 MB)")
+                    st.download_button(
+                        "CSV",
+                        export.csv(data),
+                        f"{file}.csv",
+                        "text/csv",
+                        key=f"{key}-csv",
+                        on_click="ignore",
+                        help="Exactly the numbers that are drawn",
+                        width="stretch",
+                    )
+                    st.download_button(
+                        "HTML",
+                        lambda: export.html(figure, name),
+                        f"{file}.html",
+                        "text/html",
+                        key=f"{key}-html",
+                        on_click="ignore",
+                        width="stretch",
+                        help="A page that works offline (about 5 MB)",
+                    )
 
 
 def _pick(key: str, target: str) -> None:

@@ -7,12 +7,12 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from specviz.engine.prompts import PRESETS, preset, presets_for
+from specviz.engine.request import DEVICES, PRECISIONS, Order, check_drafter, drafter_names
 from specviz.errors import PairError, SpecVizError
-from specviz.models.needs import needs
-from specviz.models.pairs import EMBEDDED, Pair, find_pair, names
-from specviz.orders import DEVICES, PRECISIONS, Order, check_drafter, drafter_names
-from specviz.prompts import PRESETS, preset, presets_for
-from specviz.trace import MAX_K, MAX_ROWS, Settings
+from specviz.loader.pairs import EMBEDDED, Pair, find_pair, names
+from specviz.loader.requirements import needs
+from specviz.trace.records import MAX_K, MAX_ROWS, Settings
 
 BOUND = {"bind": "query-params"}
 OWN = "a folder of your own"
@@ -44,23 +44,46 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
     left, middle, right = st.columns(3)
     names_here = drafter_names(pair)
     with left:
-        drafter = st.selectbox("Drafter", (*names_here, OWN), key="drafter", **BOUND,
-                               help="Who guesses. The target checks every guess, so the text does not depend on it.")
+        drafter = st.selectbox(
+            "Drafter",
+            (*names_here, OWN),
+            key="drafter",
+            **BOUND,
+            help="Who guesses. The target checks every guess, so the text does not depend on it.",
+        )
         if drafter == OWN:
             drafter = _own_drafter()
     with middle:
-        k = st.slider("K, draft tokens per round", 0, MAX_K, 5, key="k", **BOUND,
-                      help="0 is plain decoding: one token per pass of the target.")
+        k = st.slider(
+            "K, draft tokens per round",
+            0,
+            MAX_K,
+            5,
+            key="k",
+            **BOUND,
+            help="0 is plain decoding: one token per pass of the target.",
+        )
     with right:
-        temperature = st.slider("Temperature", 0.0, 2.0, 0.0, 0.05, key="temperature", **BOUND,
-                                help="0 is greedy: always the most likely token.")
+        temperature = st.slider(
+            "Temperature",
+            0.0,
+            2.0,
+            0.0,
+            0.05,
+            key="temperature",
+            **BOUND,
+            help="0 is greedy: always the most likely token.",
+        )
     return drafter, k, temperature
 
 
 def _own_drafter() -> str:
     """The path of a drafter's folder, as typed or as the address has it."""
     return st.text_input(
-        "Its folder", key="folder", placeholder="path on the machine that runs the app", **BOUND,
+        "Its folder",
+        key="folder",
+        placeholder="path on the machine that runs the app",
+        **BOUND,
         help="The folder of a drafter that SpecViz trained, or of a published DFlash or DSpark one for this target.",
     ).strip()
 
@@ -68,7 +91,12 @@ def _own_drafter() -> str:
 def pair_box() -> Pair:
     """The pair: one of the catalogue, or any two Hub ids or folders typed as TARGET+DRAFT."""
     typed = st.selectbox(
-        "Pair", names(), key="pair", accept_new_options=True, on_change=_fit_prompt, **BOUND,
+        "Pair",
+        names(),
+        key="pair",
+        accept_new_options=True,
+        on_change=_fit_prompt,
+        **BOUND,
         help="Target and drafter. Type TARGET+DRAFT with two Hub ids or two folders for a pair of your own.",
     )
     return find_pair(typed or EMBEDDED)
@@ -78,32 +106,60 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
     """Everything else, folded away. Raises SpecVizError for what no widget can rule out."""
     first, second, third, fourth = st.columns(4)
     with first:
-        top_p = st.slider("Top-p", 0.05, 1.0, 1.0, 0.05, key="top_p", **BOUND,
-                          help="Keep the smallest set of tokens with this much probability. 1 is off.")
-        top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", **BOUND,
-                                help="Keep the k likeliest tokens. 0 is off.")
+        top_p = st.slider(
+            "Top-p",
+            0.05,
+            1.0,
+            1.0,
+            0.05,
+            key="top_p",
+            **BOUND,
+            help="Keep the smallest set of tokens with this much probability. 1 is off.",
+        )
+        top_k = st.number_input(
+            "Top-k", 0, 1000, 0, key="top_k", **BOUND, help="Keep the k likeliest tokens. 0 is off."
+        )
     with second:
         length = st.slider("Length, new tokens", 8, 512, 64, 8, key="length", **BOUND)
         seed = st.number_input("Seed", 0, 2**31, 0, key="seed", help="The same seed gives the same run.", **BOUND)
     with third:
-        rows = st.slider("Batch, rows", 1, MAX_ROWS, 1, key="batch", **BOUND,
-                         help="The prompt is decoded in this many rows at once, each with its own seed.")
+        rows = st.slider(
+            "Batch, rows",
+            1,
+            MAX_ROWS,
+            1,
+            key="batch",
+            **BOUND,
+            help="The prompt is decoded in this many rows at once, each with its own seed.",
+        )
         raw = st.toggle("Raw text, no chat template", key="raw", **BOUND)
     with fourth:
         device = st.selectbox("Device", DEVICES, key="device", **BOUND)
         precision = st.selectbox(
-            "Precision", PRECISIONS, key="precision", **BOUND,
+            "Precision",
+            PRECISIONS,
+            key="precision",
+            **BOUND,
             help="What the target multiplies in. auto is bf16 where the hardware has units for it: a step then waits "
-                 "for its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
-                 "leaves drafts little to save.")
-    system = st.text_input("System prompt", key="system", placeholder="the template's own default", disabled=raw,
-                           **BOUND)
+            "for its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
+            "leaves drafts little to save.",
+        )
+    system = st.text_input(
+        "System prompt", key="system", placeholder="the template's own default", disabled=raw, **BOUND
+    )
     st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
     return Order(
-        pair=pair.name, drafter=drafter, text=text, system=system or None, raw=raw, rows=rows, device=device,
+        pair=pair.name,
+        drafter=drafter,
+        text=text,
+        system=system or None,
+        raw=raw,
+        rows=rows,
+        device=device,
         precision=precision,
-        settings=Settings(k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed),
-                          max_new_tokens=length),
+        settings=Settings(
+            k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed), max_new_tokens=length
+        ),
     )
 
 

@@ -7,9 +7,9 @@ import threading
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.models.fetch import Progress, fetched
-from specviz.models.needs import gigabytes
-from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.loader.fetch import Progress, fetched
+from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.requirements import gigabytes
 
 
 class Preparation:
@@ -36,7 +36,7 @@ class Preparation:
 
     def _work(self) -> None:
         try:
-            from specviz.runs import STORE  # imports torch: seconds, so not while a page is drawn
+            from specviz.engine.run import STORE  # imports torch: seconds, so not while a page is drawn
 
             STORE.open(self.source, "auto", "auto", self._tell, self._halt.is_set)
             self.state = "ready"

@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from specviz.trace import Trace
+from specviz.trace.records import Trace
 from specviz.ui import task
 from specviz.worker import Task
 
 if TYPE_CHECKING:  # imported on a click only: a page with this button does not wait for torch
-    from specviz.checking import Finding
+    from specviz.checks.lossless import Finding
 
-_LOOKS = {"lossless": (st.success, ":material/check:"), "differs": (st.error, ":material/error:"),
-          "inconclusive": (st.warning, ":material/help:")}
+_LOOKS = {
+    "lossless": (st.success, ":material/check:"),
+    "differs": (st.error, ":material/error:"),
+    "inconclusive": (st.warning, ":material/help:"),
+}
 _WORDS = {"lossless": "Nothing was lost.", "differs": "The two differ.", "inconclusive": "Inconclusive: no proof."}
 
 
@@ -34,21 +37,26 @@ def proof(run, key: str = "proof") -> None:
     samples = 0
     with st.container(horizontal=True, vertical_alignment="bottom"):
         if trace.settings.temperature > 0:
-            samples = st.select_slider("Short runs each way", (100, 200, 400, 1000, 2000, 4000), 400,
-                                       key=f"{key}-samples", width=320)
+            samples = st.select_slider(
+                "Short runs each way", (100, 200, 400, 1000, 2000, 4000), 400, key=f"{key}-samples", width=320
+            )
         alive = job is not None and job.alive
         if st.button("Prove it", icon=":material/verified:", key=f"{key}-go", disabled=alive, help=_help(trace)):
-            from specviz import checking
+            from specviz.checks import lossless
 
             job = st.session_state[f"{key}-job"] = Task(
-                lambda tell, stop: checking.check_run(trace, samples, tell=tell, stop=stop))
+                lambda tell, stop: lossless.check_run(trace, samples, tell=tell, stop=stop)
+            )
             st.rerun()
         task.stop_button(job, f"{key}-stop")
     if job is None:
         st.caption(_help(trace))
         return
-    task.follow(job, "Stopped before there was anything to say.",
-                lambda: finding(job.result) if job.status == "complete" else None)
+    task.follow(
+        job,
+        "Stopped before there was anything to say.",
+        lambda: finding(job.result) if job.status == "complete" else None,
+    )
 
 
 def _id(trace: Trace) -> tuple:
@@ -57,8 +65,10 @@ def _id(trace: Trace) -> tuple:
 
 def _help(trace: Trace) -> str:
     if trace.settings.temperature > 0:
-        return ("This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
-                "of them without drafts, and a chi-square test on their first tokens. All on this machine.")
+        return (
+            "This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
+            "of them without drafts, and a chi-square test on their first tokens. All on this machine."
+        )
     return "This run was greedy: on this machine its prompt is decoded without drafts and compared token by token."
 
 
@@ -67,5 +77,3 @@ def finding(found: Finding) -> None:
     look, icon = _LOOKS[found.verdict]
     sentences = " ".join(half.sentence for half in (found.greedy, found.sampling) if half is not None)
     look(f"**{_WORDS[found.verdict]}** {sentences}", icon=icon)
-
-

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import streamlit as st
 
-from specviz import trace as traces
-from specviz.trace import Trace
+from specviz.trace import records as traces
+from specviz.trace.records import Trace
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
 
@@ -32,8 +32,12 @@ def facts(run) -> list[tuple[str, str]]:
     """What a run was, for the line above the stage: a Trace or a run that is still going."""
     order, settings = getattr(run, "order", run), run.settings
     given = [
-        ("pair", order.pair), ("drafter", order.drafter), ("precision", run.machine.precision),
-        ("K", str(settings.k)), ("temperature", f"{settings.temperature:g}"), ("seed", str(settings.seed)),
+        ("pair", order.pair),
+        ("drafter", order.drafter),
+        ("precision", run.machine.precision),
+        ("K", str(settings.k)),
+        ("temperature", f"{settings.temperature:g}"),
+        ("seed", str(settings.seed)),
     ]
     if settings.top_p < 1:
         given.append(("top-p", f"{settings.top_p:g}"))

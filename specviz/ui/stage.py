@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from specviz.engine.request import Order
 from specviz.errors import SpecVizError
-from specviz.orders import Order
-from specviz.trace import Trace
+from specviz.trace.records import Trace
 from specviz.ui import preparing, recorded, task
 from specviz.ui.chart import plain
-from specviz.ui.player import player
+from specviz.ui.player_component import player
 
 if TYPE_CHECKING:
-    from specviz.runs import Run
+    from specviz.engine.run import Run
 
 POLL_SECONDS = 0.35
 
@@ -26,7 +26,7 @@ def current() -> Run | None:
 
 def start(order: Order) -> None:
     """Stop what runs in this session and start anew."""
-    from specviz.runs import Run  # imports torch: only once something is to be run
+    from specviz.engine.run import Run  # imports torch: only once something is to be run
 
     if (before := current()) is not None:
         before.stop()
@@ -43,8 +43,14 @@ def buttons(order: Order | None) -> None:
     """Run, and Stop while something runs. Outside every fragment, so that a click interrupts."""
     run = current()
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button("Run again" if run else "Run", type="primary", icon=":material/play_arrow:", key="run-button",
-                     disabled=order is None, help="Decode this prompt on this machine"):
+        if st.button(
+            "Run again" if run else "Run",
+            type="primary",
+            icon=":material/play_arrow:",
+            key="run-button",
+            disabled=order is None,
+            help="Decode this prompt on this machine",
+        ):
             start(order)
             st.rerun()
         task.stop_button(run, "stop-button")
@@ -90,8 +96,13 @@ def _tick(was_alive: bool) -> None:
         return
     own = live or (run is not None and shown is run.trace)
     player(
-        shown, key="player", run_id=run.id if own else f"{shown.recorded_at} {shown.drafter}", streaming=live,
-        recorded=None if own else recorded.label(shown), meta=recorded.facts(shown), autoplay=not own,
+        shown,
+        key="player",
+        run_id=run.id if own else f"{shown.recorded_at} {shown.drafter}",
+        streaming=live,
+        recorded=None if own else recorded.label(shown),
+        meta=recorded.facts(shown),
+        autoplay=not own,
     )
     if shown.note:
         st.caption(plain(shown.note))

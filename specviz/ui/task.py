@@ -25,8 +25,7 @@ Work = Callable[[Callable[[float, str], None], Callable[[], bool]], object]
 # ------------------------------------------------------------------------------------------ any work
 
 
-def follow(job: Worker, stopped: str = "", more: Callable[[], None] | None = None,
-           every: float = POLL_SECONDS) -> None:
+def follow(job: Worker, stopped: str = "", more: Callable[[], None] | None = None, every: float = POLL_SECONDS) -> None:
     """Show how far it is and keep it going while somebody looks; what went wrong; `stopped`, if it was stopped; and
     below that whatever `more` draws. The page is drawn anew when it has ended."""
     alive = job.alive
@@ -74,15 +73,24 @@ class Measurement(worker.Task):
             super().work()
         except Exception as error:
             if isinstance(error, MemoryError) or ("memory" in str(error) and not isinstance(error, SpecVizError)):
-                raise SpecVizError("The memory did not suffice: lower the batch or the context, or choose a smaller "
-                                   "model.") from error
+                raise SpecVizError(
+                    "The memory did not suffice: lower the batch or the context, or choose a smaller model."
+                ) from error
             raise
         finally:
             _ONE.release()
 
 
-def button(key: str, label: str, work: Work, icon: str, help: str | None = None, primary: bool = False,
-           disabled: bool = False, keep: Callable[[object], None] | None = None) -> None:
+def button(
+    key: str,
+    label: str,
+    work: Work,
+    icon: str,
+    help: str | None = None,
+    primary: bool = False,
+    disabled: bool = False,
+    keep: Callable[[object], None] | None = None,
+) -> None:
     """A button that starts `work`; while it goes, its progress and Stop in its place.
 
     The result goes to st.session_state[key], or to `keep(result)`.
@@ -95,10 +103,12 @@ def button(key: str, label: str, work: Work, icon: str, help: str | None = None,
         del st.session_state[f"{key}-task"]
         (keep or (lambda result: st.session_state.__setitem__(key, result)))(task.result)
         st.rerun()  # what stands further up shows the result too
-    if st.button(label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary",
-                 disabled=disabled):
+    if st.button(
+        label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary", disabled=disabled
+    ):
         st.session_state[f"{key}-task"] = Measurement(
-            lambda tell, stop: work(lambda fraction, words: tell(words, fraction), stop))
+            lambda tell, stop: work(lambda fraction, words: tell(words, fraction), stop)
+        )
         st.rerun()
     if task is not None and task.status == "failed":
         st.error(task.error)

@@ -48,7 +48,8 @@ def test_the_sentence_has_the_runs_own_arithmetic(page, url):
     opened(page, url)
     expect(page.locator(".words")).to_have_text(
         "Draft ·and: p = 0.159, q = 0.259. min(1, p/q) = 0.159 / 0.259 = 0.615. u = 0.675 is not below 0.615: "
-        "rejected. The target draws from the leftover, where only ·sees is left.")
+        "rejected. The target draws from the leftover, where only ·sees is left."
+    )
 
 
 def test_dragging_u_flips_the_verdict(page, url):

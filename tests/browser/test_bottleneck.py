@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specviz.hardware import ceilings, facts
-from specviz.models.load import resolve_precision
-from specviz.models.pairs import EMBEDDED, find_pair
+from specviz.loader.load_model import resolve_precision
+from specviz.loader.pairs import EMBEDDED, find_pair
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,9 +24,15 @@ def home(tmp_path_factory, embedded_home):
     home = tmp_path_factory.mktemp("home")
     (home / "models").symlink_to(embedded_home / "models")
     precision = resolve_precision("auto", "cpu", find_pair(EMBEDDED).target)
-    roofs = {"device": "cpu", "precision": precision, "bandwidth": 2e10, "flops": 1.4e11,
-             "bandwidth_spread": [1.9e10, 2.1e10],
-             "flops_spread": [1.3e11, 1.5e11], "measured_at": "2026-01-01T00:00:00+00:00"}
+    roofs = {
+        "device": "cpu",
+        "precision": precision,
+        "bandwidth": 2e10,
+        "flops": 1.4e11,
+        "bandwidth_spread": [1.9e10, 2.1e10],
+        "flops_spread": [1.3e11, 1.5e11],
+        "measured_at": "2026-01-01T00:00:00+00:00",
+    }
     key = ceilings._key("cpu", precision)
     (home / "machine.json").write_text(json.dumps({"version": facts.VERSION, "facts": {"ceilings": {key: roofs}}}))
     return home

@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specviz import trace as traces
-from specviz.runs import Order, Run
-from specviz.trace import Settings
+from specviz.engine.run import Order, Run
+from specviz.trace import records as traces
+from specviz.trace.records import Settings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +74,7 @@ def test_a_real_run_streams_and_stop_stops_it(page, url):
 
 def test_closing_the_tab_ends_the_run(new_page, url, server):
     """The server is busy while a run is watched, and idle a few seconds after its tab has gone."""
+
     def busy(seconds: float) -> float:
         before = sum(server.cpu_times()[:2])
         time.sleep(seconds)

@@ -62,8 +62,10 @@ def test_the_tokens_of_each_drafter_come_as_they_are_built(page, url):
     opened(page, url)
     board = page.locator(".lanes")
     board.get_by_role("button", name="To the start").click()
-    lane = {name: page.locator("article.lane", has=page.locator("b", has_text=re.compile(f"^{name}$")))
-            for name in ("autoregressive", "parallel", "hybrid")}
+    lane = {
+        name: page.locator("article.lane", has=page.locator("b", has_text=re.compile(f"^{name}$")))
+        for name in ("autoregressive", "parallel", "hybrid")
+    }
     parallel, serial, rough = set(), set(), 0
     scrub = board.get_by_label("Time on the common clock")
     for step in range(1, 60):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specviz import trace
+from specviz.trace import records
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -15,7 +15,7 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 made_up = _module.made_up
 
-SCRIPT = '''
+SCRIPT = """
 import dataclasses, os, streamlit as st
 from specviz import trace
 from specviz.ui.player import Seek, player
@@ -40,13 +40,13 @@ def show():
     st.text(f"python: row {head.row}, round {head.round}, frame {head.frame}")
 
 show()
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def url(serve, tmp_path_factory):
     folder = tmp_path_factory.mktemp("player")
-    path = trace.save(made_up(rows=2, rounds=6), folder / "trace.json")
+    path = records.save(made_up(rows=2, rounds=6), folder / "trace.json")
     script = folder / "script.py"
     script.write_text(SCRIPT)
     return serve(script, {"TRACE": str(path)})

@@ -8,8 +8,19 @@ import pytest
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 300_000
-PROMPTS = [f"Write a recipe for {dish}." for dish in ("tomato soup", "fried rice", "apple cake", "a Greek salad",
-                                                      "garlic bread", "onion tart", "rice pudding", "bean tacos")]
+PROMPTS = [
+    f"Write a recipe for {dish}."
+    for dish in (
+        "tomato soup",
+        "fried rice",
+        "apple cake",
+        "a Greek salad",
+        "garlic bread",
+        "onion tart",
+        "rice pudding",
+        "bean tacos",
+    )
+]
 # the app itself, but for a training of a few seconds on answers of 16 tokens
 SHORT = """
 from specviz.ui import frame, retune
@@ -96,8 +107,9 @@ def test_stop_ends_it_and_keeps_nothing(page, url):
 def test_prompts_that_do_not_do_get_a_sentence(page, url, prompts):
     opened(page, url, prompts)
     go(page)
-    expect(page.locator("[data-testid=stAlert]")).to_contain_text(re.compile("8 to 200 prompts|there twice"),
-                                                                  timeout=WAIT)
+    expect(page.locator("[data-testid=stAlert]")).to_contain_text(
+        re.compile("8 to 200 prompts|there twice"), timeout=WAIT
+    )
     assert "Traceback" not in page.locator("body").inner_text()
 
 

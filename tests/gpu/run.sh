@@ -37,7 +37,7 @@ END
 model="$SPECVIZ_HOME/models/smollm2-135m"
 if [ ! -f "$model/model.safetensors" ] && [ -f "${SPECVIZ_GGUF:-}" ]; then
     mkdir -p "$model"
-    step 40 convert "$python" -m specviz.models.gguf "$SPECVIZ_GGUF" "$model"
+    step 40 convert "$python" -m specviz.loader.gguf "$SPECVIZ_GGUF" "$model"
 elif [ ! -f "$model/model.safetensors" ]; then
     step 40 fetch "$python" -m specviz fetch smollm2-135m
 fi

@@ -6,18 +6,19 @@ import itertools
 import pytest
 import torch
 
-from specviz import decoding, transfer
-from specviz.decoding import decode
 from specviz.drafters import autoregressive, base
 from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
+from specviz.engine import loop
+from specviz.engine.loop import decode
+from specviz.engine.run import ModelStore, Order, Run
 from specviz.hardware import ceilings, machine
-from specviz.lazy import whole
 from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
-from specviz.runs import ModelStore, Order, Run
-from specviz.trace import Settings
+from specviz.sampling import transfer
+from specviz.sampling.distributions import whole
+from specviz.trace.records import Settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
 
@@ -56,10 +57,22 @@ def small(vocabulary=300, layers=4):
 
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.manual_seed(0)
-    return CausalModel(LlamaForCausalLM(LlamaConfig(
-        vocab_size=vocabulary, hidden_size=128, intermediate_size=256, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )).cuda())
+    return CausalModel(
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=vocabulary,
+                hidden_size=128,
+                intermediate_size=256,
+                num_hidden_layers=layers,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                max_position_embeddings=1024,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+            )
+        ).cuda()
+    )
 
 
 def test_graphs_say_what_eager_passes_say():
@@ -91,8 +104,9 @@ def test_runs_with_graphs_emit_the_texts_of_eager_runs():
 
     def texts(m, k):
         emitted = [[] for _ in prompts]
-        for round_ in decode(m, NgramDrafter(300, m.device), prompts, Settings(k=k, max_new_tokens=40),
-                             eos_ids=frozenset(), record=False):
+        for round_ in decode(
+            m, NgramDrafter(300, m.device), prompts, Settings(k=k, max_new_tokens=40), eos_ids=frozenset(), record=False
+        ):
             for verdict in round_.rows:
                 emitted[verdict.row] += verdict.emitted
         return emitted
@@ -146,7 +160,8 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
 
     target, settings = small(), Settings(k=4, temperature=temperature, max_new_tokens=120)
     drafter = {
-        "plain": lambda: None, "ngram": lambda: NgramDrafter(300, target.device),
+        "plain": lambda: None,
+        "ngram": lambda: NgramDrafter(300, target.device),
         "first layers": lambda: first_layers(target, target.first(1), settings),
         "parallel": lambda: block(ParallelDrafter, target, settings),
         "hybrid": lambda: block(HybridDrafter, target, settings),
@@ -155,6 +170,7 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
 
     def waiting(function):
         """The function, which may wait."""
+
         def called(*arguments):
             torch.cuda.set_sync_debug_mode("default")
             found = function(*arguments)
@@ -167,11 +183,12 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
         reads.append(len(parts))
         return waiting(transfer.read)(*parts)
 
-    for place in (decoding, base, autoregressive):
+    for place in (loop, base, autoregressive):
         monkeypatch.setattr(place, "read", read)
     monkeypatch.setattr(Recordings, "_record", waiting(Recordings._record))
     rounds = itertools.islice(
-        decode(target, drafter, [[1, 2, 3, 1, 2, 3]], settings, eos_ids=frozenset(), record=False), 20)
+        decode(target, drafter, [[1, 2, 3, 1, 2, 3]], settings, eos_ids=frozenset(), record=False), 20
+    )
     next(rounds)
     watching = True
     try:

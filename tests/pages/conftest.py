@@ -33,6 +33,7 @@ def open_app(at_embedded_home):
 @pytest.fixture
 def finish():
     """finish(app): rerun, as the browser's polling does, until the session's run has ended."""
+
     def wait(app: AppTest, seconds: float = 90) -> AppTest:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -41,4 +42,5 @@ def finish():
                 return app.run()
             time.sleep(0.2)
         raise AssertionError(f"the run is still {app.session_state['run'].status}")
+
     return wait

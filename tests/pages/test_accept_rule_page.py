@@ -7,11 +7,12 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from specviz import cases, rules
-from specviz.orders import Order
-from specviz.runs import Run
-from specviz.trace import Settings
-from specviz.ui import accept_rule, conventions, preparing, recorded
+from specviz.engine.request import Order
+from specviz.engine.run import Run
+from specviz.sampling import accept_rules
+from specviz.trace.records import Settings
+from specviz.ui import accept_rule_page, conventions, preparing, recorded
+from specviz.views import position_case
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,13 +48,13 @@ def test_it_opens_on_the_toy_run_without_any_model(page, empty_home):
 def test_ten_thousand_trials_of_the_right_rule_follow_p(page):
     app = drawn(page)
     assert not app.exception
-    assert app.session_state["rule_tally"].trials == accept_rule.TRIALS
+    assert app.session_state["rule_tally"].trials == accept_rule_page.TRIALS
     assert "Nothing speaks against p" in said(app)
     assert [m.label for m in app.metric][:3] == ["Total variation from p", "Chi-square", "p-value"]
     assert float(app.metric[0].value) < 0.03
 
 
-@pytest.mark.parametrize("rule", [r for r in rules.RULES if r is not rules.RIGHT], ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", [r for r in accept_rules.RULES if r is not accept_rules.RIGHT], ids=lambda r: r.name)
 def test_the_histogram_agrees_with_every_flag(page, rule):
     """One switch a rule: the lossy ones are caught, the others are not."""
     page.selectbox(key="rule_name").select(rule.name).run()
@@ -71,11 +72,11 @@ def test_every_recorded_run_can_be_taken_in_hand(page, at):
     assert not app.exception and not app.error
     trace = recorded.load(list(reversed(recorded.shipped()))[at])
     assert app.slider(key="rule_temperature").value == trace.settings.temperature
-    assert len(app.selectbox(key="rule_position").options) == len(cases.drafted_positions(trace))
+    assert len(app.selectbox(key="rule_position").options) == len(position_case.drafted_positions(trace))
 
 
 def test_the_papers_counterexample_can_be_taken_in_hand(page):
-    page.selectbox(key="rule_run").select(accept_rule.PAPER).run()
+    page.selectbox(key="rule_run").select(accept_rule_page.PAPER).run()
     page.selectbox(key="rule_name").select("look-ahead").run()
     app = drawn(page)
     assert not app.exception and "Caught" in said(app)
@@ -99,18 +100,27 @@ def test_temperature_and_cuts_act_live_on_both(page):
 def test_moved_bars_count_and_clear_what_was_drawn_before(page):
     app = drawn(page)
     p, q = (0.1, 0.2, 0.3, 0.4, 0.0, 0.0), (0.5, 0.3, 0.2, 0.0, 0.0, 0.0)
-    app.session_state[accept_rule.KEY] = {"hand": {"case": app.session_state["rule_what"][0], "p": p, "q": q,
-                                                   "token": 1, "u": 0.4}}
+    app.session_state[accept_rule_page.KEY] = {
+        "hand": {"case": app.session_state["rule_what"][0], "p": p, "q": q, "token": 1, "u": 0.4}
+    }
     app.run()
     assert app.session_state["rule_tally"] is None and app.session_state["rule_what"][1] == p
     counts = drawn(app).session_state["rule_tally"].counts
-    assert [c / accept_rule.TRIALS for c in counts] == pytest.approx(p, abs=0.02)
+    assert [c / accept_rule_page.TRIALS for c in counts] == pytest.approx(p, abs=0.02)
 
 
 def test_a_batch_has_its_rows_to_choose_from(page):
     """A position of another row than the first, of a run opened from a file."""
-    run = Run(Order("toy", "autoregressive", "the cat the the dog", Settings(k=2, temperature=1.0, max_new_tokens=6),
-                    raw=True, rows=2)).execute()
+    run = Run(
+        Order(
+            "toy",
+            "autoregressive",
+            "the cat the the dog",
+            Settings(k=2, temperature=1.0, max_new_tokens=6),
+            raw=True,
+            rows=2,
+        )
+    ).execute()
     page.session_state["opened"] = run.trace
     page.run()
     name = next(n for n in page.selectbox(key="rule_run").options if n.startswith("your run"))
@@ -118,7 +128,7 @@ def test_a_batch_has_its_rows_to_choose_from(page):
     before = page.selectbox(key="rule_position").options
     app = page.selectbox(key="rule_row").select(1).run()
     assert not app.exception and not app.error
-    assert len(app.selectbox(key="rule_position").options) == len(cases.drafted_positions(run.trace, 1))
+    assert len(app.selectbox(key="rule_position").options) == len(position_case.drafted_positions(run.trace, 1))
     assert app.selectbox(key="rule_position").options != before
 
 
@@ -137,7 +147,7 @@ def test_all_rules_can_be_compared_side_by_side(page):
     app = page.button(key="rule_all").click().run()
     assert not app.exception
     table = next(d.value for d in app.dataframe if "declared" in d.value.columns)
-    wanted = ["agrees with p" if r.lossless else "differs from p" for r in rules.RULES]
+    wanted = ["agrees with p" if r.lossless else "differs from p" for r in accept_rules.RULES]
     assert list(table.seen) == wanted
 
 

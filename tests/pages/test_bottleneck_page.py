@@ -8,8 +8,9 @@ import time
 
 import pytest
 
-from specviz.hardware import ceilings, facts, monitor, shapes, steps
-from specviz.ui import arithmetic, watch
+from specviz.bench import step_times
+from specviz.hardware import ceilings, facts, monitor, shapes
+from specviz.ui import live_load, point_arithmetic
 
 CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
 
@@ -17,8 +18,9 @@ CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
 @pytest.fixture
 def open_page(open_app, monkeypatch):
     """open_page(**address parameters) -> the running page, with roofs of its own: whatever was measured before."""
-    roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1.9e10, 2.1e10), (1.3e11, 1.5e11),
-                              "2026-01-01T00:00:00+00:00")
+    roofs = ceilings.Ceilings(
+        "cpu", "fp32", 2e10, 1.4e11, (1.9e10, 2.1e10), (1.3e11, 1.5e11), "2026-01-01T00:00:00+00:00"
+    )
     monkeypatch.setattr(ceilings, "cached", lambda device, precision: dataclasses.replace(roofs, precision=precision))
 
     def start(**parameters):
@@ -61,7 +63,7 @@ def ended(app, key, seconds=120):
 def test_first_paint_models_every_step_on_the_measured_roofs(open_page):
     app = open_page()
     assert not app.exception and not app.error
-    opened = app.selectbox(arithmetic.PICKED)
+    opened = app.selectbox(point_arithmetic.PICKED)
     assert len(opened.options) == 1 + 16 + 1 + 1, "plain, verify at each K, draft and prefill"
     assert opened.value == "verify, K = 4 (modelled)"
     assert "12 % and 58 %" in " ".join(s.value for s in app.subheader)
@@ -93,7 +95,7 @@ def test_every_built_in_shape_can_be_put_on_a_device(open_page, name):
 
 def test_a_point_opens_to_its_arithmetic(open_page):
     app = open_page(**CATALOGUE)
-    app.selectbox(arithmetic.PICKED).set_value("plain (modelled)").run()
+    app.selectbox(point_arithmetic.PICKED).set_value("plain (modelled)").run()
     shown = app.table[0].value
     said = shown.Value.to_dict()
     assert said["Roof that binds"] == "memory" and said["Neither"] == "0 %"
@@ -129,7 +131,7 @@ def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
             time.sleep(0.02)
         raise ceilings.Stopped("Stopped.")
 
-    monkeypatch.setattr(steps, "measure", slow)
+    monkeypatch.setattr(step_times, "measure", slow)
     app = open_page()
     app.button("steps-button").click().run()
     app.button("steps-stop").click().run()
@@ -138,8 +140,18 @@ def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
     assert kept(app, "steps") is None
 
 
-TINY = json.dumps({"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-                   "num_key_value_heads": 2, "intermediate_size": 48, "vocab_size": 64, "max_position_embeddings": 256})
+TINY = json.dumps(
+    {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 64,
+        "max_position_embeddings": 256,
+    }
+)
 
 
 def test_steps_of_any_config_are_timed_with_random_weights_and_become_measured_points(open_page):
@@ -148,7 +160,7 @@ def test_steps_of_any_config_are_timed_with_random_weights_and_become_measured_p
     app.button("steps-button").click().run()
     app = ended(app, "steps")
     assert not app.exception and not app.error, sentences(app)
-    measured = [o for o in app.selectbox(arithmetic.PICKED).options if "measured" in o]
+    measured = [o for o in app.selectbox(point_arithmetic.PICKED).options if "measured" in o]
     assert {"plain (measured)", "prefill (measured)", "draft (measured)", "verify, K = 8 (measured)"} <= set(measured)
 
 
@@ -187,9 +199,15 @@ def test_a_model_that_is_no_model_is_a_sentence(open_page, shape, words):
     assert words in sentences(app)
 
 
-@pytest.mark.parametrize("text,words", [
-    ("not json", "no JSON"), ("{}", "no model_type"), ('{"model_type": "mamba"}', "cannot be counted"),
-    ('{"model_type": "llama", "hidden_size": "wide"}', "lacks a usable")])
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("not json", "no JSON"),
+        ("{}", "no model_type"),
+        ('{"model_type": "mamba"}', "cannot be counted"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "lacks a usable"),
+    ],
+)
 def test_a_pasted_config_that_is_none_is_a_sentence(open_page, text, words):
     app = open_page()
     app.text_area("config-text").set_value(text).run()
@@ -204,8 +222,9 @@ def test_a_pasted_config_is_put_on_the_device(open_page):
     assert "your qwen3" in texts(app)
 
 
-@pytest.mark.parametrize("parameters", [{"chip": "H900"}, {"rows": "-3"}, {"drafts": "banana"}, {"cached": "7"},
-                                        {"peak": "fp64"}])
+@pytest.mark.parametrize(
+    "parameters", [{"chip": "H900"}, {"rows": "-3"}, {"drafts": "banana"}, {"cached": "7"}, {"peak": "fp64"}]
+)
 def test_an_address_with_nonsense_falls_back_to_defaults(open_page, parameters):
     app = open_page(**parameters)
     assert not app.exception and not app.error
@@ -228,11 +247,11 @@ def test_a_run_is_watched_with_its_utilizations_and_its_points(open_page):
     app.run()
     assert not app.exception
     assert "MFU counts emitted tokens only" in texts(app)
-    assert any("of the last run" in o for o in app.selectbox(arithmetic.PICKED).options)
+    assert any("of the last run" in o for o in app.selectbox(point_arithmetic.PICKED).options)
 
 
 def test_the_monitor_stops_when_the_last_watcher_leaves():
-    held = watch.Watch()
+    held = live_load.Watch()
     held.samples("one")
     held.samples("two")
     held.leave("one")
@@ -250,13 +269,15 @@ def test_a_busy_machine_is_told_on_screen(open_page, monkeypatch):
 
 def test_joules_per_emitted_token_are_of_the_time_that_was_watched(monkeypatch):
     """Energy and tokens both count from the moment a run is first seen; another run starts anew."""
-    monkeypatch.setattr(watch.st, "session_state", {})
+    monkeypatch.setattr(live_load.st, "session_state", {})
 
     def told(joules, tokens, run="a"):
-        return watch.joules_per_token([monitor.Sample(0.0, 0.5, 0.2, 1, 2, watts=100.0, joules=joules)], (run, tokens))
+        return live_load.joules_per_token(
+            [monitor.Sample(0.0, 0.5, 0.2, 1, 2, watts=100.0, joules=joules)], (run, tokens)
+        )
 
     assert told(50.0, 10) is None, "nothing has been emitted yet while it was watched"
     assert told(80.0, 20) == "3.00 J"
     assert told(80.0, 20) == "3.00 J", "no new token: the last figure stays"
     assert told(90.0, 5, run="b") is None
-    assert told(None, 5, run="b") is None and watch.joules_per_token([monitor.Sample(0, 0, 0, 0, 0)], None) is None
+    assert told(None, 5, run="b") is None and live_load.joules_per_token([monitor.Sample(0, 0, 0, 0, 0)], None) is None

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from specviz import trace as traces
-from specviz.runs import ModelStore
-from specviz.trace import Settings
+from specviz.engine.run import ModelStore
+from specviz.trace import records as traces
+from specviz.trace.records import Settings
 from specviz.ui import preparing, stage
 
 TOY = {"pair": "toy", "drafter": "autoregressive", "prompt": "the cat sees the", "length": "24"}
@@ -56,15 +56,17 @@ def test_stop_keeps_what_was_decoded(open_app):
     assert not app.exception
 
 
-@pytest.mark.parametrize("parameters, words", [
-    ({"pair": "no-such-pair"}, "no pair called"),
-    ({"prompt": " "}, "empty"),
-    ({"prompt": "the elephant", "pair": "toy"}, "vocabulary"),
-    ({"pair": "toy", "prompt": ("the cat " * 3000).strip(), "length": "512"}, "Shorten|shorten"),
-    ({"device": "cuda"}, "CUDA"),
-])
+@pytest.mark.parametrize(
+    "parameters, words",
+    [
+        ({"pair": "no-such-pair"}, "no pair called"),
+        ({"prompt": " "}, "empty"),
+        ({"prompt": "the elephant", "pair": "toy"}, "vocabulary"),
+        ({"pair": "toy", "prompt": ("the cat " * 3000).strip(), "length": "512"}, "Shorten|shorten"),
+        ({"device": "cuda"}, "CUDA"),
+    ],
+)
 def test_bad_input_is_a_sentence_and_never_a_traceback(open_app, finish, parameters, words):
-
 
     app = open_app(**{"length": "8", **parameters})
     assert not app.exception
@@ -82,15 +84,17 @@ def test_a_k_that_is_no_k_falls_back_to_the_default(open_app, k):
     assert app.slider("k").value == 5
 
 
-@pytest.mark.parametrize("content, words", [
-    (b"{}", "not a SpecViz trace"),
-    (b'{"format": "specviz-trace", "version": 99}', "update SpecViz"),
-    (b'{"format": "specviz-tr', "not a complete JSON"),
-    (b"\x1f\x8bgarbage", "damaged|cut short"),
-    (json.dumps({"format": "specviz-trace", "version": 1}).encode(), "damaged"),
-])
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        (b"{}", "not a SpecViz trace"),
+        (b'{"format": "specviz-trace", "version": 99}', "update SpecViz"),
+        (b'{"format": "specviz-tr', "not a complete JSON"),
+        (b"\x1f\x8bgarbage", "damaged|cut short"),
+        (json.dumps({"format": "specviz-trace", "version": 1}).encode(), "damaged"),
+    ],
+)
 def test_a_file_that_is_no_trace_is_a_sentence(open_app, content, words):
-
 
     app = open_app()
     app.file_uploader("trace-file").set_value(("some.json", content, "application/json")).run()
@@ -130,7 +134,7 @@ def prepared(app, seconds=60):
 @pytest.fixture
 def nothing_loaded(monkeypatch):
     """No model is in memory yet, as in a fresh process."""
-    monkeypatch.setattr("specviz.runs.STORE", ModelStore())
+    monkeypatch.setattr("specviz.engine.run.STORE", ModelStore())
 
 
 def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, nothing_loaded, monkeypatch):
@@ -144,7 +148,7 @@ def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, 
 
 
 def test_no_room_on_disk_is_a_sentence(open_app, empty_home, nothing_loaded, monkeypatch):
-    monkeypatch.setattr("specviz.models.needs.free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr("specviz.loader.requirements.free_disk_bytes", lambda folder: 1000)
     app = prepared(open_app())
     assert not app.exception
     assert "SPECVIZ_HOME" in sentences(app)
@@ -152,7 +156,7 @@ def test_no_room_on_disk_is_a_sentence(open_app, empty_home, nothing_loaded, mon
 
 
 def test_too_little_memory_is_a_sentence(open_app, finish, monkeypatch):
-    monkeypatch.setattr("specviz.runs.free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr("specviz.engine.run.free_memory_bytes", lambda device: 1000)
     app = open_app(**TOY)
     app.button("run-button").click().run()
     app = finish(app)

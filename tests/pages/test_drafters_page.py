@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from specviz.lanes import PLAIN
+from specviz.bench.lanes import PLAIN
 
 TOY = {"lanes-pair": "toy", "lanes-prompt": "the cat sees the dog and", "lanes-k": "3", "lanes-length": "16"}
 
@@ -40,8 +40,13 @@ def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
     app = at_drafters(open_app)
     assert not app.exception and not app.error
     told = words(app)
-    for section in ("tokens per pass and per second", "How acceptance decays", "What a draft costs", "How sure it is",
-                    "Where it fails"):
+    for section in (
+        "tokens per pass and per second",
+        "How acceptance decays",
+        "What a draft costs",
+        "How sure it is",
+        "Where it fails",
+    ):
         assert section in told
     assert "recorded on" in told and "Recorded on" in told and "ECE" in told
     assert "lanes-run" not in app.session_state

@@ -50,10 +50,10 @@ def test_a_load_is_served_under_all_policies(open_app):
 def parted():
     from types import SimpleNamespace as Some
 
-    from specviz.ui import load
+    from specviz.ui import load_page
 
     summary = Some(identical=False, near_ties=1, differing=0, widest_gap=0.041)
-    load._texts([Some(summary=summary, records=[Some(tokens=tokens) for tokens in ([5], [6, 7], [])])])
+    load_page._texts([Some(summary=summary, records=[Some(tokens=tokens) for tokens in ([5], [6, 7], [])])])
 
 
 def test_near_ties_are_counted_among_the_texts_that_were_written():

@@ -4,8 +4,8 @@ import pytest
 from tiny_models import write_dflash
 from transformers import AutoModelForCausalLM
 
+from specviz.loader.toy import FOLDER
 from specviz.models.causal import CausalModel
-from specviz.models.toy import FOLDER
 from specviz.ui.controls import OWN
 
 TOY = {"pair": "toy", "prompt": "the cat sees the", "length": "16", "k": "4", "go": "1"}

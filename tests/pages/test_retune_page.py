@@ -25,10 +25,14 @@ def test_the_page_opens_with_prompts_to_begin_with(page):
     assert page.button(key="retune-stop").disabled
 
 
-@pytest.mark.parametrize(("prompts", "name", "said"), [
-    ("only one", "mine", "8 to 200 prompts"), ("\n".join(f"p {i}" for i in range(9)), "../../x", "name"),
-    ("\n".join(["same"] * 9), "mine", "twice"),
-])
+@pytest.mark.parametrize(
+    ("prompts", "name", "said"),
+    [
+        ("only one", "mine", "8 to 200 prompts"),
+        ("\n".join(f"p {i}" for i in range(9)), "../../x", "name"),
+        ("\n".join(["same"] * 9), "mine", "twice"),
+    ],
+)
 def test_prompts_and_names_that_do_not_do_are_a_sentence(page, prompts, name, said):
     page.text_area(key="retune-prompts").set_value(prompts)
     page.text_input(key="retune-name").set_value(name)
@@ -42,8 +46,9 @@ def judged(length):
     return retune.Judged(live, [0.5, 0.4], [0.5, 0.4])
 
 
-@pytest.mark.parametrize(("gain", "said", "kind"), [((0.3, 0.1, 0.5), "longer", "success"),
-                                                    ((0.1, -0.1, 0.3), "no clear change", "warning")])
+@pytest.mark.parametrize(
+    ("gain", "said", "kind"), [((0.3, 0.1, 0.5), "longer", "success"), ((0.1, -0.1, 0.3), "no clear change", "warning")]
+)
 def test_an_outcome_is_green_only_if_its_interval_excludes_no_change(page, gain, said, kind):
     job = retune.Retune(retune.RetuneOrder(tuple(f"p {i}" for i in range(8))))
     job.status = "complete"

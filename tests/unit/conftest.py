@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from specviz.loader.toy import FOLDER
 from specviz.models.causal import CausalModel
-from specviz.models.toy import FOLDER
 
 
 @pytest.fixture(scope="module", autouse=True)

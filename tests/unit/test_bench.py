@@ -6,16 +6,25 @@ import sys
 import pytest
 import torch
 
-from specviz import bench, peers
-from specviz.bench import System, winner
-from specviz.cli import main
-from specviz.cli_bench import table
+from specviz.bench import benchmark, peers
+from specviz.bench.benchmark import System, winner
+from specviz.bench.peers import Spoken
+from specviz.cli.bench import table
+from specviz.cli.main import main
 from specviz.errors import SettingsError, SpecVizError
-from specviz.peers import Spoken
 
-KEYS = {"plain_tokens_per_second", "best_speculative", "speedup_vs_plain", "speedup_vs_transformers_plain",
-        "speedup_vs_transformers_assisted", "verify_over_decode", "limit_ratio", "overhead_fraction", "precision"}
-SMALL = bench.Scale(1, 3, 12, 2, 8, 60, 2, 2)
+KEYS = {
+    "plain_tokens_per_second",
+    "best_speculative",
+    "speedup_vs_plain",
+    "speedup_vs_transformers_plain",
+    "speedup_vs_transformers_assisted",
+    "verify_over_decode",
+    "limit_ratio",
+    "overhead_fraction",
+    "precision",
+}
+SMALL = benchmark.Scale(1, 3, 12, 2, 8, 60, 2, 2)
 
 
 def system(name, rates):
@@ -24,7 +33,7 @@ def system(name, rates):
 
 def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, monkeypatch):
     """Every key is there, numbers are finite, and each system and peer emits the plain greedy text."""
-    monkeypatch.setattr(bench, "QUICK", SMALL)
+    monkeypatch.setattr(benchmark, "QUICK", SMALL)
     threads = torch.get_num_threads()
     assert main(["bench", "--pair", "toy", "--k", "2,3", "--quick", "--peers", "--json"]) == 0
     assert torch.get_num_threads() == threads
@@ -47,7 +56,7 @@ def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, m
 def test_another_default_precision_is_held_against_fp32_too(at_embedded_home):
     """Against our reduced precision on a processor the peers run in fp32, with an fp32 block of ours beside it, and
     transformers' plain decoding in 16 bits too."""
-    found = bench.bench("toy", ["ngram", "autoregressive"], [2], "bf16", "cpu", True, SMALL)
+    found = benchmark.bench("toy", ["ngram", "autoregressive"], [2], "bf16", "cpu", True, SMALL)
     assert (found["precision"], found["peer_precision"]) == ("bf16", "fp32")
     assert (found["equal_precision"]["precision"], found["equal_precision"]["peer_precision"]) == ("fp32", "fp32")
     assert {"bf16", "fp32"} == found["precisions"].keys()
@@ -58,15 +67,15 @@ def test_another_default_precision_is_held_against_fp32_too(at_embedded_home):
 
 
 def test_a_batch_of_three_emits_the_texts_of_each_alone(at_embedded_home):
-    found = bench.bench("toy", ["ngram"], [2], "fp32", "cpu", True, SMALL, batch=3)
+    found = benchmark.bench("toy", ["ngram"], [2], "fp32", "cpu", True, SMALL, batch=3)
     assert {r["system"] for r in found["rows"]} >= {"specviz", "transformers"}
     assert all(r["same_text"] == r["texts"] for r in found["rows"])
     assert any("one text at a time" in note for note in found["notes"])
 
 
 def test_a_run_without_time_keeps_the_least_prompts_and_says_so(at_embedded_home):
-    scale = bench.Scale(1, 6, 8, 1, 4, 0.0, 2, 0)
-    found = bench.bench("toy", ["ngram"], [2], "fp32", "cpu", False, scale)
+    scale = benchmark.Scale(1, 6, 8, 1, 4, 0.0, 2, 0)
+    found = benchmark.bench("toy", ["ngram"], [2], "fp32", "cpu", False, scale)
     assert all(row["prompts"] == 2 for row in found["rows"])
     assert any("in its time" in note or "had taken its time" in note for note in found["notes"])
 
@@ -82,11 +91,17 @@ def test_a_winner_must_lead_all_others_not_the_second_alone():
     assert "no winner" in found and "c" in found
 
 
-@pytest.mark.parametrize("arguments, words", [
-    (["--k", "0..3"], "--k"), (["--k", "banana"], "banana"), (["--drafters", "oracle"], "oracle"),
-    (["--pair", "nope"], "no pair called"), (["--batch", "0", "--pair", "toy"], "batch"),
-    (["--prompts", "nowhere.txt", "--pair", "toy"], "nowhere.txt"),
-])
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["--k", "0..3"], "--k"),
+        (["--k", "banana"], "banana"),
+        (["--drafters", "oracle"], "oracle"),
+        (["--pair", "nope"], "no pair called"),
+        (["--batch", "0", "--pair", "toy"], "batch"),
+        (["--prompts", "nowhere.txt", "--pair", "toy"], "nowhere.txt"),
+    ],
+)
 def test_bad_arguments_are_one_sentence(capsys, arguments, words):
     assert main(["bench", *arguments]) == 2
     error = capsys.readouterr().err
@@ -98,7 +113,7 @@ def test_a_shape_is_timed_with_random_weights(empty_home, monkeypatch, capsys):
     from specviz.hardware import shapes
 
     monkeypatch.setitem(shapes.CONFIGS, "Nano", shapes._dense("llama", 2, 32, 2, 1, 16, 64, 300))
-    monkeypatch.setattr(bench, "QUICK", SMALL)
+    monkeypatch.setattr(benchmark, "QUICK", SMALL)
     assert main(["bench", "--shape", "Nano", "--device", "cpu", "--precision", "fp32", "--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["plain_vs_transformers_plain"] > 0 and 0 < found["bandwidth_share"] <= 1
@@ -110,14 +125,14 @@ def test_a_shape_is_timed_with_random_weights(empty_home, monkeypatch, capsys):
 def test_prompts_come_from_a_file_or_the_presets(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("the cat sees\n\nthe dog and\n", encoding="utf-8")
-    assert bench.prompts_from(str(file), "toy") == ["the cat sees", "the dog and"]
-    assert bench.prompts_from("presets", "toy") and bench.prompts_from("heldout", "toy") is None
+    assert benchmark.prompts_from(str(file), "toy") == ["the cat sees", "the dog and"]
+    assert benchmark.prompts_from("presets", "toy") and benchmark.prompts_from("heldout", "toy") is None
     file.write_text("\n")
     with pytest.raises(SettingsError, match="no prompt"):
-        bench.prompts_from(str(file), "toy")
+        benchmark.prompts_from(str(file), "toy")
 
 
-FAKE_VLLM = '''
+FAKE_VLLM = """
 class _Out:
     def __init__(self, ids): self.outputs = [type("T", (), {"token_ids": ids})()]; self.metrics = None
 class SamplingParams:
@@ -128,7 +143,7 @@ class LLM:
         import time; time.sleep(0.05 * settings.n)
         return [_Out([p["prompt_token_ids"][-1] + i for i in range(settings.n)]) for p in prompts]
 __version__ = "0.0"
-'''
+"""
 
 
 def test_vllm_is_asked_line_by_line_in_a_process_of_its_own(tmp_path, monkeypatch):

@@ -7,18 +7,19 @@ import torch
 from test_graphs import FakeRecorder
 from test_training import SIZE, TAPS, VOCAB, block_net, module
 
-from specviz.decoding import decode
 from specviz.drafters.base import Request
 from specviz.drafters.block_graphs import BlockGraphs
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import ParallelDrafter
-from specviz.lazy import whole
+from specviz.engine.loop import decode
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import GraphCache
-from specviz.trace import Settings
+from specviz.sampling.distributions import whole
+from specviz.trace.records import Settings
 
 KINDS = {
-    "parallel": ParallelDrafter, "hybrid": HybridDrafter,
+    "parallel": ParallelDrafter,
+    "hybrid": HybridDrafter,
     "sampled": lambda net, target, settings: ParallelDrafter(net, target, settings, sampled=True),
 }
 WARPS = [Settings(temperature=0.0), Settings(temperature=1.0), Settings(temperature=0.9, top_k=7, top_p=0.8)]

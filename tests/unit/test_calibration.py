@@ -2,7 +2,8 @@
 
 import pytest
 
-from specviz import calibration, lanes
+from specviz.bench import lanes
+from specviz.trace import calibration
 
 
 def test_bins_count_what_fell_in_them():
@@ -10,7 +11,8 @@ def test_bins_count_what_fell_in_them():
     assert data["count"].tolist() == [2, 1, 2] and data.happened.tolist() == [1, 0, 2]
     assert data.low.tolist() == [0.0, 0.5, 0.9] and data.share.tolist() == [0.5, 0.0, 1.0]
     assert calibration.expected_error([0.05, 0.05, 0.95, 1.0, 0.55], [0, 1, 1, 1, 0]) == pytest.approx(
-        (2 * 0.45 + 0.55 + 2 * 0.025) / 5)
+        (2 * 0.45 + 0.55 + 2 * 0.025) / 5
+    )
 
 
 def test_auc_counts_pairs_and_ties_half():

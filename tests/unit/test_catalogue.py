@@ -4,13 +4,33 @@ import json
 
 import pytest
 
-from specviz.costs import pass_cost
 from specviz.errors import FetchError, SettingsError
 from specviz.hardware import catalogue, shapes
+from specviz.hardware.costs import pass_cost
 
-NAMES = ["H100 SXM", "H100 PCIe", "H200 SXM", "B200", "A100 40 GB", "A100 80 GB SXM", "L4", "L40S", "T4", "A10G",
-         "V100 SXM2", "RTX 3060 12 GB", "RTX 3090", "RTX 4070", "RTX 4090", "RTX 5090", "RTX 6000 Ada", "MI300X",
-         "Apple M2 Max", "Apple M4 Max", "Jetson AGX Orin 64 GB"]
+NAMES = [
+    "H100 SXM",
+    "H100 PCIe",
+    "H200 SXM",
+    "B200",
+    "A100 40 GB",
+    "A100 80 GB SXM",
+    "L4",
+    "L40S",
+    "T4",
+    "A10G",
+    "V100 SXM2",
+    "RTX 3060 12 GB",
+    "RTX 3090",
+    "RTX 4070",
+    "RTX 4090",
+    "RTX 5090",
+    "RTX 6000 Ada",
+    "MI300X",
+    "Apple M2 Max",
+    "Apple M4 Max",
+    "Jetson AGX Orin 64 GB",
+]
 
 
 def test_every_device_people_meet_is_there():
@@ -30,9 +50,20 @@ def test_every_row_is_cited_and_of_the_right_magnitude(device):
         assert 2 < device.ceilings(precision).ridge < 1000
 
 
-@pytest.mark.parametrize("name,sparse", [("H100 SXM", 1979e12), ("H100 PCIe", 1513e12), ("A100 40 GB", 624e12),
-                                         ("L4", 242e12), ("L40S", 733e12), ("RTX 4090", 330.4e12),
-                                         ("RTX 5090", 419e12), ("B200", 4500e12), ("MI300X", 2614.9e12)])
+@pytest.mark.parametrize(
+    "name,sparse",
+    [
+        ("H100 SXM", 1979e12),
+        ("H100 PCIe", 1513e12),
+        ("A100 40 GB", 624e12),
+        ("L4", 242e12),
+        ("L40S", 733e12),
+        ("RTX 4090", 330.4e12),
+        ("RTX 5090", 419e12),
+        ("B200", 4500e12),
+        ("MI300X", 2614.9e12),
+    ],
+)
 def test_peaks_are_half_of_the_figures_with_sparsity(name, sparse):
     """Known fault: the maker's 'with sparsity' figure taken for the peak."""
     assert catalogue.device(name).peaks["bf16"] == pytest.approx(sparse / 2, rel=0.02)
@@ -53,9 +84,19 @@ def test_a_device_of_your_own():
             catalogue.own(*bad)
 
 
-@pytest.mark.parametrize("name,billions", [("SmolLM2-135M", 0.1345), ("Qwen3-4B", 4.02), ("Mistral-7B-v0.3", 7.25),
-                                           ("Llama-3.1-8B", 8.03), ("gpt-oss-20b", 20.9), ("Qwen3-32B", 32.8),
-                                           ("Llama-3.1-70B", 70.6), ("DeepSeek-V3", 671)])
+@pytest.mark.parametrize(
+    "name,billions",
+    [
+        ("SmolLM2-135M", 0.1345),
+        ("Qwen3-4B", 4.02),
+        ("Mistral-7B-v0.3", 7.25),
+        ("Llama-3.1-8B", 8.03),
+        ("gpt-oss-20b", 20.9),
+        ("Qwen3-32B", 32.8),
+        ("Llama-3.1-70B", 70.6),
+        ("DeepSeek-V3", 671),
+    ],
+)
 def test_built_in_shapes_have_their_published_size(name, billions):
     shape = shapes.shape(name)
     assert shape.parameters / 1e9 == pytest.approx(billions, rel=0.005)
@@ -80,17 +121,33 @@ def test_configs_of_the_built_in_shapes_give_the_shapes_and_say_how_weights_are_
     assert shapes.shape("Llama-3.1-8B").weight_bytes == 2.0
 
 
-@pytest.mark.parametrize("quantised,bytes_", [({"quant_method": "gptq", "bits": 4}, 4 / 8 + 2 / 128),
-                                              ({"quant_method": "fp8"}, 1.0), ({"quant_method": "unheard-of"}, 2.0),
-                                              (None, 2.0), ("nonsense", 2.0)])
+@pytest.mark.parametrize(
+    "quantised,bytes_",
+    [
+        ({"quant_method": "gptq", "bits": 4}, 4 / 8 + 2 / 128),
+        ({"quant_method": "fp8"}, 1.0),
+        ({"quant_method": "unheard-of"}, 2.0),
+        (None, 2.0),
+        ("nonsense", 2.0),
+    ],
+)
 def test_weights_are_as_wide_as_the_config_says(quantised, bytes_):
     config = shapes.CONFIGS["Llama-3.1-8B"] | {"quantization_config": quantised}
     assert shapes.from_config(config, "x").weight_bytes == pytest.approx(bytes_)
 
 
-@pytest.mark.parametrize("text,words", [("", "no JSON"), ("{", "no JSON"), ("[1]", "no model_type"),
-                                        ("{}", "no model_type"), ("[" * 100_000, "no JSON"),
-                                        ("x" * 1_000_001, "larger than any"), (b"\xff\xfe", "no JSON")])
+@pytest.mark.parametrize(
+    "text,words",
+    [
+        ("", "no JSON"),
+        ("{", "no JSON"),
+        ("[1]", "no model_type"),
+        ("{}", "no model_type"),
+        ("[" * 100_000, "no JSON"),
+        ("x" * 1_000_001, "larger than any"),
+        (b"\xff\xfe", "no JSON"),
+    ],
+)
 def test_what_is_no_config_is_refused_in_a_sentence(text, words):
     with pytest.raises(SettingsError, match=words):
         shapes.parse_config(text)

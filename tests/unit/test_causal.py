@@ -16,7 +16,9 @@ CONFIGS = {
     "gpt2": transformers.GPT2Config(vocab_size=61, n_embd=32, n_layer=3, n_head=4, n_positions=128),
     "gpt_neox": transformers.GPTNeoXConfig(**SMALL, intermediate_size=48, max_position_embeddings=128),
     "gemma3 with mixed windows": transformers.Gemma3TextConfig(
-        **LLAMA, sliding_window=16, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        **LLAMA,
+        sliding_window=16,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
         query_pre_attn_scalar=8,
     ),
 }
@@ -53,12 +55,12 @@ def test_packed_ragged_forward_equals_plain_forward_per_row(name):
     pieces = [[7, 5, 1], [6, 0, 9], [1, 1, 1], [13, 6, 2], [5, 5, 5], [8, 6, 13]]
     for piece in pieces:
         rows = [r for r in range(3) if piece[r]]
-        tokens = [[*texts[r][fed[r]: fed[r] + piece[r]], 3, 4] for r in rows]
+        tokens = [[*texts[r][fed[r] : fed[r] + piece[r]], 3, 4] for r in rows]
         out = model.forward(cache, rows, tokens, taps=taps)
         for row, logits, tapped in zip(rows, out.logits, out.taps):
             n = piece[row]
-            torch.testing.assert_close(logits[:n], plain[row][0][fed[row]: fed[row] + n], atol=2e-5, rtol=2e-5)
-            torch.testing.assert_close(tapped[:n, :32], plain[row][1][fed[row]: fed[row] + n], atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(logits[:n], plain[row][0][fed[row] : fed[row] + n], atol=2e-5, rtol=2e-5)
+            torch.testing.assert_close(tapped[:n, :32], plain[row][1][fed[row] : fed[row] + n], atol=2e-5, rtol=2e-5)
             fed[row] += n
             cache.truncate(row, fed[row])
     assert fed == [len(t) for t in texts]

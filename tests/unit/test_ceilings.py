@@ -9,7 +9,7 @@ import torch
 
 from specviz.errors import SettingsError
 from specviz.hardware import ceilings, facts, machine
-from specviz.trace import Ceilings
+from specviz.trace.records import Ceilings
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,9 @@ def test_a_quick_result_does_not_replace_a_full_one():
     assert ceilings.cached("cpu", "fp32") == full
 
 
-@pytest.mark.parametrize("content", [
-    "", "{", "[]", "null", '{"version": 1, "facts": 3}', '{"version": 99}', "[" * 5000])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"version": 1, "facts": 3}', '{"version": 99}', "[" * 5000]
+)
 def test_a_damaged_file_is_ignored_and_written_anew(content):
     facts.file().write_text(content)
     assert ceilings.cached("cpu", "fp32") is None
@@ -52,8 +53,17 @@ def test_a_damaged_file_is_ignored_and_written_anew(content):
     assert ceilings.cached("cpu", "fp32") == roofs
 
 
-@pytest.mark.parametrize("damage", [{"bandwidth": -1}, {"flops": "fast"}, {"flops_spread": [1]}, {"device": "cuda"},
-                                    {"extra": 1}, {"bandwidth": None}])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"bandwidth": -1},
+        {"flops": "fast"},
+        {"flops_spread": [1]},
+        {"device": "cuda"},
+        {"extra": 1},
+        {"bandwidth": None},
+    ],
+)
 def test_a_damaged_entry_is_ignored(damage):
     ceilings.measure("cpu", "fp32")
     key = ceilings._key("cpu", "fp32")

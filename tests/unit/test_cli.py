@@ -16,17 +16,37 @@ from pathlib import Path
 import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
-from specviz import cli
-from specviz import trace as tracing
-from specviz.models import needs
-from specviz.runs import STORE
+from specviz.cli import main
+from specviz.engine.run import STORE
+from specviz.loader import requirements
+from specviz.trace import records as tracing
 
 ROOT = Path(__file__).resolve().parents[2]
-KEYS = ["pair", "drafter", "device", "dtype", "prompt_tokens", "text", "token_ids", "rounds", "drafted", "accepted",
-        "acceptance_rate", "mean_acceptance_length", "seconds", "tokens_per_second"]
+KEYS = [
+    "pair",
+    "drafter",
+    "device",
+    "dtype",
+    "prompt_tokens",
+    "text",
+    "token_ids",
+    "rounds",
+    "drafted",
+    "accepted",
+    "acceptance_rate",
+    "mean_acceptance_length",
+    "seconds",
+    "tokens_per_second",
+]
 TOY = ["run", "--pair", "toy", "--prompt", "the cat sees", "--device", "cpu"]
-OFFLINE = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "",
-           "PIP_CONSTRAINT": "", "PIP_RETRIES": "0"}
+OFFLINE = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_CONSTRAINT": "",
+    "PIP_RETRIES": "0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +63,9 @@ def at_home(measured_home, monkeypatch):
 @pytest.fixture
 def call(capsys):
     """Run a command; returns (exit code, stdout, stderr)."""
+
     def run(*arguments):
-        code = cli.main(list(map(str, arguments)))
+        code = main.main(list(map(str, arguments)))
         out, err = capsys.readouterr()
         assert "Traceback" not in err
         return code, out, err
@@ -55,6 +76,7 @@ def call(capsys):
 @pytest.fixture
 def refused(call):
     """Run a command that must fail: exit code 2, nothing on stdout, one sentence on stderr, which is returned."""
+
     def run(*arguments):
         code, out, err = call(*arguments)
         lines = err.strip().splitlines()
@@ -70,8 +92,20 @@ def refused(call):
 
 def test_json_of_one_row_has_exactly_the_promised_keys_and_sums_that_agree(call, tmp_path):
     file = tmp_path / "run.json"
-    code, out, err = call(*TOY, "--drafter", "autoregressive", "--k", 3, "--temperature", 1, "--max-new-tokens", 20,
-                          "--trace", file, "--json")
+    code, out, err = call(
+        *TOY,
+        "--drafter",
+        "autoregressive",
+        "--k",
+        3,
+        "--temperature",
+        1,
+        "--max-new-tokens",
+        20,
+        "--trace",
+        file,
+        "--json",
+    )
     said = json.loads(out)
     assert code == 0 and list(said) == KEYS and out.count("\n") == 1 and str(file) in err
     assert (said["pair"], said["drafter"], said["device"], said["dtype"]) == ("toy", "autoregressive", "cpu", "fp32")
@@ -121,8 +155,21 @@ def test_the_prompt_may_come_from_stdin(call, monkeypatch):
 
 def test_trace_show_tells_every_draft_verdict_and_draw(call, tmp_path):
     file = tmp_path / "run.json"
-    call(*TOY, "--drafter", "autoregressive", "--k", 3, "--temperature", 6, "--max-new-tokens", 40, "--batch", 2,
-         "--trace", file)
+    call(
+        *TOY,
+        "--drafter",
+        "autoregressive",
+        "--k",
+        3,
+        "--temperature",
+        6,
+        "--max-new-tokens",
+        40,
+        "--batch",
+        2,
+        "--trace",
+        file,
+    )
     code, out, _ = call("trace", "show", file)
     trace = tracing.load(file)
     verdicts = [v for r in trace.rounds for v in r.rows]
@@ -174,7 +221,7 @@ def test_doctor_names_versions_device_ceilings_and_what_is_not_fetched(call, mon
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(call, monkeypatch):
-    from specviz import doctor
+    from specviz.cli import doctor
 
     monkeypatch.setattr(doctor, "REQUIRED", (*doctor.REQUIRED, "no-such-package"))
     code, out, _ = call("doctor")
@@ -184,38 +231,42 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(call, monkeypatch):
 # ---------------------------------------------------------------------------------------------- bad input
 
 
-@pytest.mark.parametrize(("arguments", "says"), [
-    ([], "required: COMMAND"),
-    (["dance"], "invalid choice: 'dance'"),
-    (["run"], "required: --prompt"),
-    (["run", "--prompt"], "expected one argument"),
-    ([*TOY, "--frobnicate"], "unrecognized arguments"),
-    ([*TOY, "--k", "-1"], "from 0 to 16, not -1"),
-    ([*TOY, "--k", "99"], "from 0 to 16, not 99"),
-    ([*TOY, "--k", "abc"], "must be a whole number, not 'abc'"),
-    ([*TOY, "--k", "9" * 6000], "must be a whole number"),
-    ([*TOY, "--temperature", "nan"], "temperature must be a number from 0 to 10"),
-    ([*TOY, "--temperature", "hot"], "must be a number, not 'hot'"),
-    ([*TOY, "--top-p", "0"], "top_p must be above 0"),
-    ([*TOY, "--batch", "0"], "The batch must be from 1 to 64"),
-    ([*TOY, "--batch", "65"], "The batch must be from 1 to 64"),
-    ([*TOY, "--max-new-tokens", "0"], "max_new_tokens must be"),
-    ([*TOY, "--seed", "-4"], "seed must be"),
-    ([*TOY, "--drafter", "oracle"], "has no drafter 'oracle': choose one of"),
-    ([*TOY, "--device", "tpu"], "There is no device 'tpu'"),
-    ([*TOY, "--precision", "fp8"], "There is no precision 'fp8'"),
-    (["run", "--pair", "smolm2-135m", "--prompt", "x"], "Did you mean smollm2-135m?"),
-    (["run", "--pair", "./nowhere+./nothing", "--prompt", "x"], "There is no folder or file"),
-    (["run", "--pair", "toy", "--prompt", ""], "The prompt is empty"),
-    (["run", "--pair", "toy", "--prompt", " \n"], "The prompt is empty"),
-    (["run", "--pair", "toy", "--prompt", "the elephant"], "It knows only: "),
-    (["run", "--pair", "toy", "--prompt", "the cat sees" + " the cat sees" * 5000], "tokens and at most"),
-    (["run", "--pair", "toy", "--prompt", "x" * 300_000], "more than 200,000 characters"),
-    (["fetch", "smolm2-135m"], "Did you mean smollm2-135m?"),
-    (["trace", "show", "/no/such/file.json"], "cannot be opened"),
-    (["trace", "show", "."], "cannot be opened"),
-    (["pairs", "--device", "tpu"], "There is no device 'tpu'"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "required: COMMAND"),
+        (["dance"], "invalid choice: 'dance'"),
+        (["run"], "required: --prompt"),
+        (["run", "--prompt"], "expected one argument"),
+        ([*TOY, "--frobnicate"], "unrecognized arguments"),
+        ([*TOY, "--k", "-1"], "from 0 to 16, not -1"),
+        ([*TOY, "--k", "99"], "from 0 to 16, not 99"),
+        ([*TOY, "--k", "abc"], "must be a whole number, not 'abc'"),
+        ([*TOY, "--k", "9" * 6000], "must be a whole number"),
+        ([*TOY, "--temperature", "nan"], "temperature must be a number from 0 to 10"),
+        ([*TOY, "--temperature", "hot"], "must be a number, not 'hot'"),
+        ([*TOY, "--top-p", "0"], "top_p must be above 0"),
+        ([*TOY, "--batch", "0"], "The batch must be from 1 to 64"),
+        ([*TOY, "--batch", "65"], "The batch must be from 1 to 64"),
+        ([*TOY, "--max-new-tokens", "0"], "max_new_tokens must be"),
+        ([*TOY, "--seed", "-4"], "seed must be"),
+        ([*TOY, "--drafter", "oracle"], "has no drafter 'oracle': choose one of"),
+        ([*TOY, "--device", "tpu"], "There is no device 'tpu'"),
+        ([*TOY, "--precision", "fp8"], "There is no precision 'fp8'"),
+        (["run", "--pair", "smolm2-135m", "--prompt", "x"], "Did you mean smollm2-135m?"),
+        (["run", "--pair", "./nowhere+./nothing", "--prompt", "x"], "There is no folder or file"),
+        (["run", "--pair", "toy", "--prompt", ""], "The prompt is empty"),
+        (["run", "--pair", "toy", "--prompt", " \n"], "The prompt is empty"),
+        (["run", "--pair", "toy", "--prompt", "the elephant"], "It knows only: "),
+        (["run", "--pair", "toy", "--prompt", "the cat sees" + " the cat sees" * 5000], "tokens and at most"),
+        (["run", "--pair", "toy", "--prompt", "x" * 300_000], "more than 200,000 characters"),
+        (["fetch", "smolm2-135m"], "Did you mean smollm2-135m?"),
+        (["trace", "show", "/no/such/file.json"], "cannot be opened"),
+        (["trace", "show", "."], "cannot be opened"),
+        (["pairs", "--device", "tpu"], "There is no device 'tpu'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_bad_input_gives_exit_code_2_and_a_sentence(refused, arguments, says):
     assert says in refused(*arguments)
 
@@ -223,8 +274,11 @@ def test_bad_input_gives_exit_code_2_and_a_sentence(refused, arguments, says):
 def test_a_device_that_is_not_there_is_refused(refused):
     import torch
 
-    missing = next(d for d in ("mps", "cuda") if not getattr(torch.backends, d).is_available()
-                   ) if not torch.cuda.is_available() else "mps"
+    missing = (
+        next(d for d in ("mps", "cuda") if not getattr(torch.backends, d).is_available())
+        if not torch.cuda.is_available()
+        else "mps"
+    )
     assert "choose cpu or auto" in refused("run", "--pair", "toy", "--prompt", "the", "--device", missing)
 
 
@@ -243,14 +297,32 @@ def test_two_local_folders_that_fit_decode(call, tmp_path):
     for name in ("one", "two"):
         tiny_model().save_pretrained(tmp_path / name)
         byte_level_tokenizer().save_pretrained(tmp_path / name)
-    code, out, _ = call("run", "--pair", f"{tmp_path / 'one'}+{tmp_path / 'two'}", "--prompt", "the cat",
-                        "--device", "cpu", "--max-new-tokens", 8, "--json")
+    code, out, _ = call(
+        "run",
+        "--pair",
+        f"{tmp_path / 'one'}+{tmp_path / 'two'}",
+        "--prompt",
+        "the cat",
+        "--device",
+        "cpu",
+        "--max-new-tokens",
+        8,
+        "--json",
+    )
     assert code == 0 and len(json.loads(out)["token_ids"]) == 8
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"{", b"[1, 2]", b"\x89PNG\r\n\x1a\n", b'{"format": "specviz-trace", "version": 99}', b'{"hello": "world"}',
-])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1, 2]",
+        b"\x89PNG\r\n\x1a\n",
+        b'{"format": "specviz-trace", "version": 99}',
+        b'{"hello": "world"}',
+    ],
+)
 def test_truncated_and_foreign_trace_files_are_refused(refused, tmp_path, content):
     file = tmp_path / "bad.json"
     file.write_bytes(content)
@@ -263,12 +335,18 @@ def test_a_row_that_the_trace_does_not_have_is_refused(call, refused, tmp_path):
     assert "There is no row 3" in refused("trace", "show", file, "--row", "3")
 
 
-@pytest.mark.parametrize("make", [
-    lambda folder: folder, lambda folder: folder / "no" / "such" / "folder" / "x.json", lambda folder: "/dev/null",
-    lambda folder: folder / ("x" * 300),
-], ids=["a folder", "no folder", "a device", "a name too long"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda folder: folder,
+        lambda folder: folder / "no" / "such" / "folder" / "x.json",
+        lambda folder: "/dev/null",
+        lambda folder: folder / ("x" * 300),
+    ],
+    ids=["a folder", "no folder", "a device", "a name too long"],
+)
 def test_a_trace_path_that_cannot_be_written_is_refused_before_decoding(refused, tmp_path, monkeypatch, make):
-    monkeypatch.setattr("specviz.runs.Run.start", lambda self: pytest.fail("it began to decode"))
+    monkeypatch.setattr("specviz.engine.run.Run.start", lambda self: pytest.fail("it began to decode"))
     assert "cannot be written" in refused(*TOY, "--trace", make(tmp_path))
     assert not list(tmp_path.iterdir())
 
@@ -293,12 +371,12 @@ def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
 
 def test_no_room_on_disk_is_told_before_the_download(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(needs, "free_disk_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(requirements, "free_disk_bytes", lambda folder: 1_000_000)
     assert "disk space" in refused("fetch", "smollm2-135m")
 
 
 def test_too_little_memory_is_told_and_not_tried(refused, monkeypatch):
-    from specviz import runs
+    from specviz.engine import run as runs
 
     monkeypatch.setattr(runs, "free_memory_bytes", lambda device: 1000)
     assert "lower the batch" in refused(*TOY)
@@ -308,12 +386,12 @@ def test_memory_that_runs_out_on_the_way_is_told(refused, monkeypatch):
     def explode(*arguments, **options):
         raise MemoryError
 
-    monkeypatch.setattr("specviz.runs.decode", explode)
+    monkeypatch.setattr("specviz.engine.run.decode", explode)
     assert "memory" in refused(*TOY)
 
 
 def test_a_defect_is_one_sentence_and_what_was_decoded_is_kept(refused, call, tmp_path, monkeypatch):
-    from specviz import runs
+    from specviz.engine import run as runs
 
     real = runs.decode
 
@@ -334,9 +412,15 @@ def test_a_defect_is_one_sentence_and_what_was_decoded_is_kept(refused, call, tm
 
 def start(*arguments, **options):
     """The command as a process that can be interrupted, even if the tests run where Ctrl-C is ignored."""
-    return subprocess.Popen([sys.executable, "-m", "specviz", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE,
-                            stderr=subprocess.PIPE, text=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **options)
+    return subprocess.Popen(
+        [sys.executable, "-m", "specviz", *map(str, arguments)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **options,
+    )
 
 
 def test_as_a_module_it_exits_with_2_and_no_traceback():
@@ -355,8 +439,25 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent as on Unix")
 def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     file = tmp_path / "run.json.gz"
-    process = start("run", "--pair", "toy", "--prompt", "the cat", "--k", 1, "--temperature", 1, "--max-new-tokens",
-                    4000, "--batch", 8, "--device", "cpu", "--trace", file)
+    process = start(
+        "run",
+        "--pair",
+        "toy",
+        "--prompt",
+        "the cat",
+        "--k",
+        1,
+        "--temperature",
+        1,
+        "--max-new-tokens",
+        4000,
+        "--batch",
+        8,
+        "--device",
+        "cpu",
+        "--trace",
+        file,
+    )
     for line in process.stderr:
         if line.startswith("Decoding"):
             break

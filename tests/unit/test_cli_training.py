@@ -6,23 +6,29 @@ import json
 import pytest
 from tiny_models import write_dflash
 
-from specviz import cli, cli_training
+from specviz.cli import main, training
 from specviz.errors import SettingsError
 
 
 def parsed(*words):
     parser = argparse.ArgumentParser()
-    cli_training.add_parsers(parser.add_subparsers(required=True))
+    training.add_parsers(parser.add_subparsers(required=True))
     return parser.parse_args(words)
 
 
-@pytest.mark.parametrize("words", [
-    ("train", "corpus", "x", "--tokens", "0"), ("train", "corpus", "x", "--rows", "9999"),
-    ("train", "drafter", "hybrid", "x", "y", "--minutes", "0"),
-    ("train", "drafter", "hybrid", "x", "y", "--learning-rate", "2"),
-    ("drafters", "eval", "--k", "0"), ("drafters", "eval", "--k", "17"), ("drafters", "eval", "--count", "0"),
-    ("drafters", "eval", "--temperature", "-1"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("train", "corpus", "x", "--tokens", "0"),
+        ("train", "corpus", "x", "--rows", "9999"),
+        ("train", "drafter", "hybrid", "x", "y", "--minutes", "0"),
+        ("train", "drafter", "hybrid", "x", "y", "--learning-rate", "2"),
+        ("drafters", "eval", "--k", "0"),
+        ("drafters", "eval", "--k", "17"),
+        ("drafters", "eval", "--count", "0"),
+        ("drafters", "eval", "--temperature", "-1"),
+    ],
+)
 def test_values_that_cannot_be_are_refused_before_anything_is_loaded(words):
     arguments = parsed(*words)
     with pytest.raises(SettingsError):
@@ -38,14 +44,14 @@ def test_prompts_are_the_lines_of_a_file_or_held_out_ones(tmp_path):
 
     file = tmp_path / "p.txt"
     file.write_text("one\n\nthree\n")
-    assert cli_training._prompts(str(file), Tokenizer()) == [[3], [5]]
-    held = cli_training._prompts("heldout", Tokenizer())
+    assert training._prompts(str(file), Tokenizer()) == [[3], [5]]
+    held = training._prompts("heldout", Tokenizer())
     assert len(held) > 20 and all(len(p) > 20 for p in held)
     with pytest.raises(SettingsError, match="cannot be read"):
-        cli_training._prompts(str(tmp_path / "none.txt"), Tokenizer())
+        training._prompts(str(tmp_path / "none.txt"), Tokenizer())
     file.write_text("\n")
     with pytest.raises(SettingsError, match="no prompt"):
-        cli_training._prompts(str(file), Tokenizer())
+        training._prompts(str(file), Tokenizer())
 
 
 def test_a_typed_kind_that_does_not_exist_is_refused(capsys):
@@ -58,37 +64,74 @@ def test_eval_measures_any_drafter_of_a_pair_end_to_end(tmp_path, toy_target, ca
     """On the toy pair, in a second: one of the pair's own and a published one's folder; every promised key is there."""
     (tmp_path / "prompts.txt").write_text("the cat sees the\nthe dog and\n")
     folder = write_dflash(tmp_path / "mine", toy_target)
-    words = ["drafters", "eval", "--pair", "toy", "--prompts", str(tmp_path / "prompts.txt"), "--k", "3",
-             "--max-new-tokens", "12", "--drafter", str(folder), "--drafter", "autoregressive", "--json"]
-    assert cli.main(words) == 0
+    words = [
+        "drafters",
+        "eval",
+        "--pair",
+        "toy",
+        "--prompts",
+        str(tmp_path / "prompts.txt"),
+        "--k",
+        "3",
+        "--max-new-tokens",
+        "12",
+        "--drafter",
+        str(folder),
+        "--drafter",
+        "autoregressive",
+        "--json",
+    ]
+    assert main.main(words) == 0
     told = json.loads(capsys.readouterr().out)
     assert [d["name"] for d in told["drafters"]] == [str(folder), "autoregressive"] and told["prompts"] == 2
     for one in told["drafters"]:
         assert one["identical_to_plain"] == 2 and one["tokens_per_second"] > 0 and one["plain_tokens_per_second"] > 0
-        assert {"mean_acceptance_length", "mean_acceptance_length_ci", "acceptance_by_position", "alpha_by_position",
-                "draft_seconds_by_k", "distinct_4"} <= one.keys()
+        assert {
+            "mean_acceptance_length",
+            "mean_acceptance_length_ci",
+            "acceptance_by_position",
+            "alpha_by_position",
+            "draft_seconds_by_k",
+            "distinct_4",
+        } <= one.keys()
     assert list(told["drafters"][0]["draft_seconds_by_k"]) == [str(k) for k in range(1, 8)]  # its block's K
-    assert cli.main(words[:-1]) == 0
+    assert main.main(words[:-1]) == 0
     assert "mean acceptance length" in capsys.readouterr().out
 
 
 def test_eval_tells_what_the_serial_pass_adds_with_its_interval(at_embedded_home, capsys):
-    words = ["drafters", "eval", "--count", "2", "--k", "3", "--max-new-tokens", "12", "--drafter", "hybrid",
-             "--drafter", "parallel"]
-    assert cli.main([*words, "--json"]) == 0
+    words = [
+        "drafters",
+        "eval",
+        "--count",
+        "2",
+        "--k",
+        "3",
+        "--max-new-tokens",
+        "12",
+        "--drafter",
+        "hybrid",
+        "--drafter",
+        "parallel",
+    ]
+    assert main.main([*words, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     lengths = {d["name"]: d["mean_acceptance_length"] for d in told["drafters"]}
     found = told["hybrid_minus_parallel"]
     assert found["mean_acceptance_length"] == pytest.approx(lengths["hybrid"] - lengths["parallel"])
     assert found["ci"][0] <= found["mean_acceptance_length"] <= found["ci"][1]
-    assert cli.main(words) == 0
+    assert main.main(words) == 0
     assert "hybrid minus parallel: mean acceptance length" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "said"), [
-    (["--pair", "toy"], "no trained drafters"), (["--pair", "toy", "--drafter", "ngram"], "held-out prompts"),
-    (["--drafter", "magic"], "has no drafter 'magic'"),
-])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--pair", "toy"], "no trained drafters"),
+        (["--pair", "toy", "--drafter", "ngram"], "held-out prompts"),
+        (["--drafter", "magic"], "has no drafter 'magic'"),
+    ],
+)
 def test_eval_says_what_it_cannot_measure(words, said, capsys):
-    assert cli.main(["drafters", "eval", *words]) == 2
+    assert main.main(["drafters", "eval", *words]) == 2
     assert said in capsys.readouterr().err

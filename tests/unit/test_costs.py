@@ -5,26 +5,47 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from specviz.costs import KNOWN, ModelShape, breakdown, pass_cost
 from specviz.errors import SettingsError, SpecVizError
-from specviz.trace import Cost
+from specviz.hardware.costs import KNOWN, ModelShape, breakdown, pass_cost
+from specviz.trace.records import Cost
 
-TINY = ModelShape("tiny", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=10, weight_bytes=2,
-                  cache_bytes=1, activation_bytes=4)
+TINY = ModelShape(
+    "tiny",
+    layers=2,
+    hidden=8,
+    heads=4,
+    kv_heads=2,
+    head_dim=3,
+    ffn=16,
+    vocab=10,
+    weight_bytes=2,
+    cache_bytes=1,
+    activation_bytes=4,
+)
 
 
 def test_flops_of_a_small_model_by_hand():
     # projections 8x12 + 8x6 + 8x6 + 12x8 = 288 weights, feed-forward 3 x 8x16 = 384, head 8x10 = 80
     parts = breakdown(TINY, [1], [5], 1).flops
-    assert parts == {"attention projections": 2 * 2 * 288, "attention": 2 * 6 * (2 * 2 * 4 * 3),
-                     "feed-forward": 2 * 2 * 384, "head": 2 * 80}
+    assert parts == {
+        "attention projections": 2 * 2 * 288,
+        "attention": 2 * 6 * (2 * 2 * 4 * 3),
+        "feed-forward": 2 * 2 * 384,
+        "head": 2 * 80,
+    }
 
 
 def test_bytes_of_a_small_model_by_hand():
     parts = breakdown(TINY, [1], [5], 1).bytes
     through = 2 * ((8 + 12) + 2 * (8 + 6) + (12 + 8) + 2 * (8 + 16) + (16 + 8)) + 8 + 10
-    assert parts == {"weights": 2 * (288 + 384) * 2, "head": 80 * 2, "embedding": 8 * 2, "cache read": 2 * 5 * 12,
-                     "cache write": 2 * 12, "activations": through * 4}
+    assert parts == {
+        "weights": 2 * (288 + 384) * 2,
+        "head": 80 * 2,
+        "embedding": 8 * 2,
+        "cache read": 2 * 5 * 12,
+        "cache write": 2 * 12,
+        "activations": through * 4,
+    }
     assert pass_cost(TINY, [1], [5], 1) == Cost(sum(breakdown(TINY, [1], [5], 1).flops.values()), sum(parts.values()))
 
 
@@ -106,18 +127,34 @@ def test_more_tokens_pick_more_experts_up_to_all():
 
 
 def test_experts_may_be_stored_smaller():
-    shape = ModelShape("moe", 1, 8, 4, 2, 3, 0, 10, experts=4, active_experts=1, expert_ffn=16, weight_bytes=2,
-                       expert_weight_bytes=0.5)
+    shape = ModelShape(
+        "moe", 1, 8, 4, 2, 3, 0, 10, experts=4, active_experts=1, expert_ffn=16, weight_bytes=2, expert_weight_bytes=0.5
+    )
     assert shape.stored_bytes == 4 * 3 * 8 * 16 * 0.5 + 2 * (288 + 8 * 4 + 160)
 
 
 def test_latent_attention_keeps_a_narrow_cache():
     """DeepSeek-V3's published sizes: 671 billion parameters, 37 billion active, 576 cached numbers a layer."""
-    config = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
-              "num_key_value_heads": 128, "intermediate_size": 18432, "moe_intermediate_size": 2048,
-              "vocab_size": 129280, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128,
-              "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
-              "n_shared_experts": 1, "first_k_dense_replace": 3, "tie_word_embeddings": False}
+    config = {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 61,
+        "hidden_size": 7168,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "intermediate_size": 18432,
+        "moe_intermediate_size": 2048,
+        "vocab_size": 129280,
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 256,
+        "num_experts_per_tok": 8,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 3,
+        "tie_word_embeddings": False,
+    }
     shape = ModelShape.from_config(config, weight_bytes=1, cache_bytes=2)
     assert shape.parameters == pytest.approx(671e9, rel=0.001)
     assert shape.cache_bytes_per_token == 61 * 576 * 2
@@ -135,9 +172,15 @@ def test_lengths_that_do_not_fit_are_refused(arguments):
         pass_cost(TINY, *arguments)
 
 
-@pytest.mark.parametrize("config", [{}, {"model_type": "mamba"}, {"model_type": "llama", "hidden_size": 64},
-                                    {"model_type": "llama", "hidden_size": "64", "num_hidden_layers": 1,
-                                     "num_attention_heads": 1, "vocab_size": 3}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"model_type": "mamba"},
+        {"model_type": "llama", "hidden_size": 64},
+        {"model_type": "llama", "hidden_size": "64", "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 3},
+    ],
+)
 def test_an_unknown_or_incomplete_config_is_refused_in_a_sentence(config):
     with pytest.raises(SpecVizError, match=r"\.$"):
         ModelShape.from_config(config)
@@ -145,24 +188,43 @@ def test_an_unknown_or_incomplete_config_is_refused_in_a_sentence(config):
 
 # ---------------------------------------------------------------- against real modules and PyTorch's counter
 
-SIZES = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 200,
-         "intermediate_size": 96}
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "vocab_size": 200,
+    "intermediate_size": 96,
+}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES, num_key_value_heads=2),
     "mistral": transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=8),
     "qwen2": transformers.Qwen2Config(**SIZES, num_key_value_heads=2),
     "qwen3": transformers.Qwen3Config(**SIZES, num_key_value_heads=2, head_dim=24),
-    "smollm3": transformers.SmolLM3Config(**SIZES, num_key_value_heads=2, pad_token_id=0, bos_token_id=1,
-                                          eos_token_id=2),
-    "gemma3": transformers.Gemma3TextConfig(**SIZES, num_key_value_heads=1, head_dim=32, sliding_window=8,
-                                            layer_types=["sliding_attention"] * 3 + ["full_attention"]),
+    "smollm3": transformers.SmolLM3Config(
+        **SIZES, num_key_value_heads=2, pad_token_id=0, bos_token_id=1, eos_token_id=2
+    ),
+    "gemma3": transformers.Gemma3TextConfig(
+        **SIZES,
+        num_key_value_heads=1,
+        head_dim=32,
+        sliding_window=8,
+        layer_types=["sliding_attention"] * 3 + ["full_attention"],
+    ),
     "gpt2": transformers.GPT2Config(n_embd=64, n_layer=4, n_head=4, vocab_size=200, n_positions=64),
     "gpt_neox": transformers.GPTNeoXConfig(**SIZES, max_position_embeddings=64),
     "mixtral": transformers.MixtralConfig(**SIZES, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
-    "qwen3_moe": transformers.Qwen3MoeConfig(**SIZES, num_key_value_heads=2, head_dim=16, num_experts=4,
-                                             num_experts_per_tok=2, moe_intermediate_size=32, mlp_only_layers=[0]),
-    "gpt_oss": transformers.GptOssConfig(**SIZES, num_key_value_heads=2, head_dim=16, num_local_experts=4,
-                                         num_experts_per_tok=2, sliding_window=8),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SIZES,
+        num_key_value_heads=2,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        mlp_only_layers=[0],
+    ),
+    "gpt_oss": transformers.GptOssConfig(
+        **SIZES, num_key_value_heads=2, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8
+    ),
 }
 
 
@@ -175,10 +237,22 @@ def _model(name: str) -> torch.nn.Module:
 
 
 def test_parameters_of_latent_attention_agree_exactly_with_the_module():
-    config = transformers.DeepseekV3Config(**SIZES, num_key_value_heads=4, moe_intermediate_size=32, q_lora_rank=16,
-                                           kv_lora_rank=8, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10,
-                                           n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=1, n_group=2,
-                                           topk_group=1, first_k_dense_replace=1)
+    config = transformers.DeepseekV3Config(
+        **SIZES,
+        num_key_value_heads=4,
+        moe_intermediate_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=8,
+        qk_nope_head_dim=12,
+        qk_rope_head_dim=8,
+        v_head_dim=10,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+    )
     model = transformers.AutoModelForCausalLM.from_config(config)
     counted = sum(p.numel() for p in model.parameters()) + 3 * 8  # the routers' balancing bias is a buffer
     assert ModelShape.from_config(config).parameters == counted

@@ -9,8 +9,8 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from specviz import export
-from specviz.figures import palette, template
+from specviz.views import export
+from specviz.views.figures import palette, template
 
 
 @pytest.fixture

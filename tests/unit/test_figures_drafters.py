@@ -2,9 +2,10 @@
 
 import pytest
 
-from specviz import calibration, draftcost, failures, lanes, metrics
-from specviz.figures import drafters as figures
-from specviz.figures import template
+from specviz.bench import draft_cost, lanes
+from specviz.trace import calibration, metrics, rejections
+from specviz.views.figures import drafter_charts as figures
+from specviz.views.figures import template
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def test_acceptance_adds_up_and_thin_positions_are_hollow(shipped):
 
 
 def test_costs_are_drawn_in_both_units():
-    cost = draftcost.load()
+    cost = draft_cost.load()
     data = figures.cost_table(cost)
     assert (data.plain_steps * cost.plain_seconds - data.seconds).abs().max() < 1e-12
     chart = figures.cost_figure(data, cost.plain_seconds)
@@ -48,8 +49,8 @@ def test_costs_are_drawn_in_both_units():
 
 
 def test_failures_name_the_worst_group_that_is_not_thin(shipped):
-    data = failures.judged(shipped)
-    rates = failures.rates(data, "position")
+    data = rejections.judged(shipped)
+    rates = rejections.rates(data, "position")
     chart = figures.failures_figure(rates, "position", "all")
     solid = rates[rates.judged >= figures.THIN]
     assert f"position {int(solid.sort_values('share').position.iloc[-1])}:" in template.title_of(chart)
@@ -64,9 +65,11 @@ def test_calibration_charts_say_their_counts(shipped):
 
 
 def test_nothing_at_all_is_drawn_without_an_error():
-    for chart in (figures.speed_figure(figures.speed_table({})),
-                  figures.acceptance_figure(figures.acceptance_table({}), "of_judged"),
-                  figures.failures_figure(failures.rates(failures.judged({}), "position"), "position", "none"),
-                  figures.confidence_figure(calibration.by_position(calibration.confidences({}))),
-                  figures.reliability_figure(calibration.reliability([], []), None, None, "x")):
+    for chart in (
+        figures.speed_figure(figures.speed_table({})),
+        figures.acceptance_figure(figures.acceptance_table({}), "of_judged"),
+        figures.failures_figure(rejections.rates(rejections.judged({}), "position"), "position", "none"),
+        figures.confidence_figure(calibration.by_position(calibration.confidences({}))),
+        figures.reliability_figure(calibration.reliability([], []), None, None, "x"),
+    ):
         assert template.title_of(chart)

@@ -8,23 +8,51 @@ import random
 
 import pytest
 
-from specviz import frames
-from specviz.trace import (
-    Baseline,
-    Ceilings,
-    Cost,
-    Machine,
-    Position,
-    Prompt,
-    Round,
-    Settings,
-    Trace,
-    Verdict,
-)
+from specviz.trace.records import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
+from specviz.views import frames
 
-WORDS = [" the", " cat", " sat", " on", " a", " mat", "\n", "\t", "    ", "", " naïve", "\\xF0\\x9F", "é", " 猫", "🙂",
-         "<|im_end|>", " quick", " brown", " internationalisation", ",", ".", " and", " dog", "\u200b", "\n\n", " of",
-         " in", " to", " it", " was", " for", " his", " with", " that", " they", " were", " down", " up", "ing", "ed"]
+WORDS = [
+    " the",
+    " cat",
+    " sat",
+    " on",
+    " a",
+    " mat",
+    "\n",
+    "\t",
+    "    ",
+    "",
+    " naïve",
+    "\\xF0\\x9F",
+    "é",
+    " 猫",
+    "🙂",
+    "<|im_end|>",
+    " quick",
+    " brown",
+    " internationalisation",
+    ",",
+    ".",
+    " and",
+    " dog",
+    "\u200b",
+    "\n\n",
+    " of",
+    " in",
+    " to",
+    " it",
+    " was",
+    " for",
+    " his",
+    " with",
+    " that",
+    " they",
+    " were",
+    " down",
+    " up",
+    "ing",
+    "ed",
+]
 EOS = 15
 
 
@@ -54,18 +82,27 @@ def _position(target, draft, p, q, drafted, drawn, verdict, u, first_guess=None)
     def top(x):
         return sorted(range(len(x)), key=x.__getitem__, reverse=True)[:12]
 
-    support = sorted({*top(target), *(top(draft) if draft else []), *(t for t in (drafted, drawn, first_guess)
-                                                                       if t is not None)})
+    support = sorted(
+        {*top(target), *(top(draft) if draft else []), *(t for t in (drafted, drawn, first_guess) if t is not None)}
+    )
     rest = [i for i in range(len(p)) if i not in support]
     return Position(
-        draft_token=drafted, verdict=verdict, accept_uniform=u, support=tuple(support),
+        draft_token=drafted,
+        verdict=verdict,
+        accept_uniform=u,
+        support=tuple(support),
         target_logits=tuple(target[i] for i in support),
         draft_logits=tuple(draft[i] for i in support) if draft else None,
-        target_logsumexp=_logsumexp(target), draft_logsumexp=_logsumexp(draft) if draft else None,
-        target_probs=tuple(p[i] for i in support), draft_probs=tuple(q[i] for i in support),
-        tail_target=sum(p[i] for i in rest), tail_draft=sum(q[i] for i in rest),
-        tail_min=sum(min(p[i], q[i]) for i in rest), tail_leftover=sum(max(0.0, p[i] - q[i]) for i in rest),
-        confidence=None if drafted is None else 0.75, first_guess=first_guess,
+        target_logsumexp=_logsumexp(target),
+        draft_logsumexp=_logsumexp(draft) if draft else None,
+        target_probs=tuple(p[i] for i in support),
+        draft_probs=tuple(q[i] for i in support),
+        tail_target=sum(p[i] for i in rest),
+        tail_draft=sum(q[i] for i in rest),
+        tail_min=sum(min(p[i], q[i]) for i in rest),
+        tail_leftover=sum(max(0.0, p[i] - q[i]) for i in rest),
+        confidence=None if drafted is None else 0.75,
+        first_guess=first_guess,
     )
 
 
@@ -98,13 +135,35 @@ def _verdict(rng, row, settings, context, anchor, kind):
     positions = []
     for i in range(k):
         verdict = "accepted" if i < accepted else "rejected" if i == accepted else "dropped"
-        positions.append(_position(targets[i], drafts[i], ps[i], qs[i], tokens[i], bonus if i == accepted else None,
-                                   verdict, us[i] if i <= accepted else None, guesses[i]))
-    positions.append(_position(targets[k], None, ps[k], [0.0] * size, None, bonus if accepted == k else None, "bonus",
-                               None))
-    return Verdict(row=row, context=context, anchor=anchor, proposed=k, verified=k, accepted=accepted,
-                   positions=tuple(positions), emitted=(*tokens[:accepted], bonus),
-                   kind="all_accepted" if accepted == k else "leftover", bonus_token=bonus, bonus_uniform=bonus_u)
+        positions.append(
+            _position(
+                targets[i],
+                drafts[i],
+                ps[i],
+                qs[i],
+                tokens[i],
+                bonus if i == accepted else None,
+                verdict,
+                us[i] if i <= accepted else None,
+                guesses[i],
+            )
+        )
+    positions.append(
+        _position(targets[k], None, ps[k], [0.0] * size, None, bonus if accepted == k else None, "bonus", None)
+    )
+    return Verdict(
+        row=row,
+        context=context,
+        anchor=anchor,
+        proposed=k,
+        verified=k,
+        accepted=accepted,
+        positions=tuple(positions),
+        emitted=(*tokens[:accepted], bonus),
+        kind="all_accepted" if accepted == k else "leftover",
+        bonus_token=bonus,
+        bonus_uniform=bonus_u,
+    )
 
 
 CEILINGS = Ceilings("cpu", "fp32", 25e9, 150e9, (24e9, 26e9), (140e9, 155e9), "2026-01-02T03:04:05")
@@ -126,20 +185,40 @@ def made_up(k=5, temperature=0.8, rounds=8, rows=1, kind="autoregressive", seed=
             anchor[row] = v.emitted[-1]
             verdicts.append(v)
         draft = 0.0 if k == 0 else 1e-4 if kind == "lookup" else 0.004 * (1 if kind != "autoregressive" else k)
-        out.append(Round(
-            index=index, rows=tuple(verdicts), draft_seconds=draft * rng.uniform(0.9, 1.2),
-            verify_seconds=0.036 * rng.uniform(0.95, 1.2), other_seconds=0.0015, recording_seconds=0.0,
-            target_tokens=rows * (k + 1), draft_tokens=0 if kind == "lookup" else rows * k,
-            target_cost=Cost(269_000_000 * rows * (k + 1), 538_000_000 + 90_000 * sum(context)),
-            draft_cost=Cost(0, 0) if kind == "lookup" else Cost(20_000_000 * k * rows, 40_000_000 * max(k, 1))))
+        out.append(
+            Round(
+                index=index,
+                rows=tuple(verdicts),
+                draft_seconds=draft * rng.uniform(0.9, 1.2),
+                verify_seconds=0.036 * rng.uniform(0.95, 1.2),
+                other_seconds=0.0015,
+                recording_seconds=0.0,
+                target_tokens=rows * (k + 1),
+                draft_tokens=0 if kind == "lookup" else rows * k,
+                target_cost=Cost(269_000_000 * rows * (k + 1), 538_000_000 + 90_000 * sum(context)),
+                draft_cost=Cost(0, 0) if kind == "lookup" else Cost(20_000_000 * k * rows, 40_000_000 * max(k, 1)),
+            )
+        )
     return Trace(
-        pair="made-up", target="made-up target", drafter=kind, drafter_label="made-up drafter", settings=settings,
-        machine=Machine("cpu", "made-up machine", "fp32", "0", "0", 2, ceilings), recorded_at="2026-01-02T03:04:05",
+        pair="made-up",
+        target="made-up target",
+        drafter=kind,
+        drafter_label="made-up drafter",
+        settings=settings,
+        machine=Machine("cpu", "made-up machine", "fp32", "0", "0", 2, ceilings),
+        recorded_at="2026-01-02T03:04:05",
         prompts=tuple(Prompt("x", None, True, seed + r, (1, 21)) for r in range(rows)),
-        texts=tuple("" for _ in range(rows)), pieces=dict(enumerate(WORDS)), rounds=tuple(out), prefill_seconds=0.1,
-        baseline=Baseline((0.031, 0.032, 0.033), (0.030, 0.031, 0.032), (rows,) * 3,
-                          Cost(269_000_000 * rows, 538_000_000)),
-        end="complete", vocab_size=len(WORDS), draft_parallel=kind in ("parallel", "hybrid"))
+        texts=tuple("" for _ in range(rows)),
+        pieces=dict(enumerate(WORDS)),
+        rounds=tuple(out),
+        prefill_seconds=0.1,
+        baseline=Baseline(
+            (0.031, 0.032, 0.033), (0.030, 0.031, 0.032), (rows,) * 3, Cost(269_000_000 * rows, 538_000_000)
+        ),
+        end="complete",
+        vocab_size=len(WORDS),
+        draft_parallel=kind in ("parallel", "hybrid"),
+    )
 
 
 def _kinds(round_):
@@ -210,7 +289,8 @@ def test_bars_and_tail_hold_all_the_probability():
                 assert sum(b[name] for b in slot["bars"]) + slot["tail"][name] == pytest.approx(1, abs=1e-4)
             assert sum(b["min"] for b in slot["bars"]) + slot["tail"]["min"] == pytest.approx(slot["overlap"], abs=1e-4)
             assert sum(b["left"] for b in slot["bars"]) + slot["tail"]["left"] == pytest.approx(
-                slot["leftover"], abs=1e-4)
+                slot["leftover"], abs=1e-4
+            )
             assert [b["id"] for b in slot["bars"] if b["drafted"]] == [slot["id"]]
             shown = [max(b["p"], b["q"]) for b in slot["bars"]]
             assert shown == sorted(shown, reverse=True)
@@ -279,7 +359,7 @@ def test_a_text_that_ends_on_an_accepted_draft_has_no_bonus_token():
     positions = (*(Position(**{**vars(x), **c}) for x, c in zip(v.positions, changes)), v.positions[-1])
     v = Verdict(0, v.context, v.anchor, 3, 3, 1, positions, (v.positions[0].draft_token,), None, None, None, "eos")
     round_ = Round(**{**vars(trace.rounds[0]), "rows": (v,)})
-    data, = frames.row_rounds(Trace(**{**vars(trace), "rounds": (round_,)}))
+    (data,) = frames.row_rounds(Trace(**{**vars(trace), "rounds": (round_,)}))
     assert data["bonus"] is None
     assert _kinds(data) == ["draft"] * 3 + ["verify", "judge", "dropped", "end"]
     assert "text has ended" in data["frames"][-2]["words"]
@@ -289,7 +369,7 @@ def test_a_text_that_ends_on_an_accepted_draft_has_no_bonus_token():
 def test_drafts_that_were_not_sent_are_told():
     trace = made_up(k=3, rounds=1)
     v = Verdict(**{**vars(trace.rounds[0].rows[0]), "proposed": 7})
-    data, = frames.row_rounds(Trace(**{**vars(trace), "rounds": (Round(**{**vars(trace.rounds[0]), "rows": (v,)}),)}))
+    (data,) = frames.row_rounds(Trace(**{**vars(trace), "rounds": (Round(**{**vars(trace.rounds[0]), "rows": (v,)}),)}))
     assert data["k"] == 7 and len(data["slots"]) == 3
     assert "Of 7 drafts only the first 3" in next(f["words"] for f in data["frames"] if f["kind"] == "verify")
 
@@ -317,10 +397,27 @@ def test_without_baseline_and_ceilings_the_figures_are_null_not_invented():
     assert data["points"] == {"draft": None, "verify": None, "plain": None}
 
 
-@pytest.mark.parametrize(("piece", "shown"), [
-    (" the", "·the"), ("  ", "··"), ("\n", "↵"), ("\n\n", "↵↵"), ("\t", "→"), ("", "(empty)"), ("a b", "a b"),
-    ("a ", "a·"), ("\u200b", "\\u200B"), ("\x00", "\\u0000"), ("\\xF0\\x9F", "\\xF0\\x9F"), ("猫", "猫"),
-    ("\u0301", "◌\u0301"), ("\xa0", "\\u00A0"), ("\u202e", "\\u202E"), ("\r\n", "\\r↵")])
+@pytest.mark.parametrize(
+    ("piece", "shown"),
+    [
+        (" the", "·the"),
+        ("  ", "··"),
+        ("\n", "↵"),
+        ("\n\n", "↵↵"),
+        ("\t", "→"),
+        ("", "(empty)"),
+        ("a b", "a b"),
+        ("a ", "a·"),
+        ("\u200b", "\\u200B"),
+        ("\x00", "\\u0000"),
+        ("\\xF0\\x9F", "\\xF0\\x9F"),
+        ("猫", "猫"),
+        ("\u0301", "◌\u0301"),
+        ("\xa0", "\\u00A0"),
+        ("\u202e", "\\u202E"),
+        ("\r\n", "\\r↵"),
+    ],
+)
 def test_no_token_is_invisible(piece, shown):
     assert frames.legible(piece) == shown
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specviz.decoding import decode
 from specviz.drafters.ngram import NgramDrafter
+from specviz.engine.loop import decode
 from specviz.models import graphs
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import GraphCache, Graphs, bucket, columns_bucket
-from specviz.trace import Settings
+from specviz.trace.records import Settings
 
 TOLERANCE = 2e-6
 
@@ -42,10 +42,23 @@ class FakeRecorder:
 
 def model(recorder=None, kv_heads=2):
     torch.manual_seed(0)
-    made = CausalModel(LlamaForCausalLM(LlamaConfig(
-        vocab_size=97, hidden_size=48, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, head_dim=12,
-        num_key_value_heads=kv_heads, max_position_embeddings=1024, bos_token_id=None, eos_token_id=None,
-        pad_token_id=None)))
+    made = CausalModel(
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=97,
+                hidden_size=48,
+                intermediate_size=64,
+                num_hidden_layers=3,
+                num_attention_heads=4,
+                head_dim=12,
+                num_key_value_heads=kv_heads,
+                max_position_embeddings=1024,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+            )
+        )
+    )
     if recorder is not None:
         made.graphs = Graphs(made._lean, made.layers, made.device, made.dtype, made.vocab_size, 1023, recorder)
     return made
@@ -167,8 +180,9 @@ def test_a_whole_run_says_the_same(temperature):
 
     def texts(m):
         emitted = [[] for _ in prompts]
-        for round_ in decode(m, NgramDrafter(97, m.device), prompts, settings, eos_ids=frozenset(), record=False,
-                             baseline_every=2):
+        for round_ in decode(
+            m, NgramDrafter(97, m.device), prompts, settings, eos_ids=frozenset(), record=False, baseline_every=2
+        ):
             for verdict in round_.rows:
                 emitted[verdict.row] += verdict.emitted
         return emitted

@@ -11,18 +11,19 @@ from specviz.drafters import checkpoints, trained_autoregressive
 from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import BlockConfig, ParallelDrafter
+from specviz.engine.request import trained
 from specviz.errors import FetchError, PairError
-from specviz.lazy import whole
 from specviz.models.causal import CausalModel
-from specviz.orders import trained
-from specviz.trace import Settings
+from specviz.sampling.distributions import whole
+from specviz.trace.records import Settings
 from specviz.training import distil
 
 
 def test_each_token_is_drawn_from_the_q_that_is_reported_for_its_prefix(target):  # noqa: F811
     drafter = ready(make(HybridDrafter, target, temperature=1.0), target)
-    drawn = [drafter.propose([Request(0, PROMPT[-1], 2, (u, 0.5))]).on_host()
-             for u in torch.linspace(0, 0.999, 300).tolist()]
+    drawn = [
+        drafter.propose([Request(0, PROMPT[-1], 2, (u, 0.5))]).on_host() for u in torch.linspace(0, 0.999, 300).tolist()
+    ]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 300
     assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
     by_first = {d.tokens[0][0]: whole(d.draft_probs[0])[1] for d in drawn}
@@ -44,7 +45,9 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
     n = len(PROMPT)
     hidden, *_ = drafter._block([request(0, PROMPT[-1], 4)], [4])
     with torch.no_grad():
-        mended = drafter.net.serial(hidden, target.embedding[text[n - 1: n + 3]], target.embedding[text[n - 2: n + 2]])
+        mended = drafter.net.serial(
+            hidden, target.embedding[text[n - 1 : n + 3]], target.embedding[text[n - 2 : n + 2]]
+        )
     mended[0] = hidden[0]  # the first slot needs no mending
     assert torch.allclose(drafter.lean.head(mended), whole(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 

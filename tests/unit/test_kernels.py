@@ -1,95 +1,327 @@
-"""The reordered product is the stock product, and the choice between them follows what was measured."""
+"""The kernels of native.c compute what torch's operators compute, row by row, and are done without where need be."""
+
+import subprocess
+from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional
 
-from specviz.models import kernels
-from specviz.models.kernels import SIZES, Form, Int8Linear, Linear, can_hold_int8, can_pack, choose, measure
+from specviz.errors import SettingsError
+from specviz.kernels import build
+from specviz.kernels.packed import GROUP, PackedLinear, bring_together, bytes_of, fits, pack
+from specviz.loader.load_model import resolve_precision
+from specviz.models.attention import PackedAttention
+from specviz.models.cache import RaggedCache
+from specviz.models.fused import Block, Blocks, Turns
+from specviz.models.native_layers import NativeLayers
+from specviz.models.weight_storage import Fp16Linear, can_hold_fp16
 
-
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("rows", [1, 2, 6, 17, 130])
-def test_a_reordered_weight_gives_the_same_product(dtype, tolerance, rows):
-    weight = torch.randn(48, 32, dtype=dtype, generator=torch.Generator().manual_seed(0))
-    if not can_pack(weight):
-        assert measure([weight]) == ()
-        return
-    x = torch.randn(rows, 32, dtype=dtype, generator=torch.Generator().manual_seed(1))
-    packed = Linear(weight, (True,) * len(SIZES))
-    torch.testing.assert_close(packed(x), Linear(weight)(x), atol=tolerance * 10, rtol=tolerance)
+here = pytest.mark.skipif(bool(build.why_not()), reason=f"the kernels need {build.why_not()}")
 
 
-def test_each_number_of_rows_goes_by_the_next_size_measured(monkeypatch):
-    """Stock up to 2 rows, reordered from 3 to 8, stock above, as a table says: counted by which product is called."""
-    weight = torch.randn(8, 8)
-    if not can_pack(weight):
-        pytest.skip("no reordered product on this processor")
-    layer = Linear(weight, [size in (4, 8) for size in SIZES])
-    stock = []
-    monkeypatch.setattr(kernels.functional, "linear", lambda x, w: stock.append(len(x)) or x @ w.t())
-    for rows in (1, 2, 3, 8, 9, 128, 500):
-        layer(torch.randn(rows, 8))
-    assert stock == [1, 2, 9, 128, 500]
+def q4_1(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    """A weight as llama.cpp's Q4_1 stores it: every group reaches level 0 and 15, scale and lowest in 16 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    level = torch.randint(0, 16, (outputs, inputs // GROUP, GROUP), generator=generator)
+    level[..., 3], level[..., 20] = 0, 15
+    scale = (0.01 * torch.rand(outputs, inputs // GROUP, 1, generator=generator) + 0.001).half().float()
+    lowest = (-8 * scale * (1 + 0.1 * torch.rand(scale.shape, generator=generator))).half().float()
+    return (level * scale + lowest).flatten(1)
 
 
-def test_nothing_is_copied_where_the_table_is_empty():
-    assert Linear(torch.randn(4, 4))._packed is None
+def noise(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def test_measuring_answers_for_every_size():
-    weights = [torch.randn(64, 64) for _ in range(2)]
-    assert len(measure(weights)) == (len(SIZES) if can_pack(weights[0]) else 0)
+def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Relative error."""
+    return float((found - wanted).norm() / wanted.norm())
 
 
-def test_an_int8_product_is_within_its_rounding_and_alike_for_any_number_of_rows():
-    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
-    if not can_hold_int8([weight]):
-        pytest.skip("this torch has no int8 product")
-    x = torch.randn(17, 96, generator=torch.Generator().manual_seed(1))
-    layer = Int8Linear(weight)
-    whole = layer(x)
-    torch.testing.assert_close(whole, x @ weight.t(), atol=0.3, rtol=0.02)
-    assert whole.dtype == x.dtype and layer.weight.dtype == torch.int8
-    for rows in (1, 2, 5):
-        assert torch.equal(layer(x[:rows]), whole[:rows])
+def q8_0(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    """A weight as llama.cpp's Q8_0 stores it: every group reaches level 127 or -127, its scale has 16 bits."""
+    generator = torch.Generator().manual_seed(seed)
+    level = torch.randint(-126, 127, (outputs, inputs // GROUP, GROUP), generator=generator)
+    level[..., 5] = torch.where(level[..., 0] > 0, 127, -127)
+    scale = (0.001 * torch.rand(outputs, inputs // GROUP, 1, generator=generator) + 1e-4).half().float()
+    return (level * scale).flatten(1)
 
 
-def test_int8_is_refused_where_its_operator_would_read_past_the_end():
-    assert not can_hold_int8([torch.zeros(64, 96), torch.zeros(64, 33)])
+def bf16(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
+    return noise(outputs, inputs, seed=seed).bfloat16()
 
 
-def test_a_form_is_chosen_by_time_among_the_types_allowed(empty_home, monkeypatch):
-    """int8 is chosen when its products are the fastest and only if it is allowed; small models stay as they are."""
-    weights = [torch.randn(64, 64) for _ in range(2)]
-    if not can_pack(weights[0]) or not can_hold_int8(weights):
-        pytest.skip("no other product on this processor")
-    monkeypatch.setattr(kernels, "_seconds", lambda layers, dtype, rows: layers[0].weight.element_size())
-    large = 2**25
-    assert choose(weights, large, (torch.bfloat16, torch.int8)) == Form(torch.int8)
-    assert choose(weights, large).dtype == torch.float32
-    assert choose(weights, 1000, (torch.int8,)) == Form(torch.float32)
-    assert isinstance(Form(torch.int8).linear(weights[0]), Int8Linear)
+PUBLISHED = {4: q4_1, 8: q8_0, 16: bf16, 32: lambda outputs, inputs, seed=0: noise(outputs, inputs, seed=seed)}
+CLOSE = 4e-3
+"""How far a product of inputs in 8 bits may be off, as a part of the lengths of what is multiplied"""
 
 
-def test_what_was_found_is_kept_for_the_next_process_unless_others_were_at_work(empty_home, monkeypatch):
-    """Timed again after a busy machine, for other shapes, and where the file says nonsense; otherwise only once."""
-    weights = [torch.randn(64, 64) for _ in range(2)]
-    if not can_pack(weights[0]):
-        pytest.skip("no reordered product on this processor")
-    timed = []
-    monkeypatch.setattr(kernels, "_seconds", lambda layers, dtype, rows: timed.append(rows) or len(timed))
+def distance(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
+    """How far found is from x @ weight.t() at most, as a part of the lengths of row and weight."""
+    x, weight = x.double(), weight.double()
+    return float(((found - x @ weight.t()).abs() / (x.norm(dim=1)[:, None] * weight.norm(dim=1))).max())
 
-    def times(*arguments) -> int:
-        timed.clear()
-        choose(*arguments)
-        return len(timed)
 
-    monkeypatch.setattr(kernels.ceilings, "load_of_others", lambda device: lambda: 0.9)
-    assert times(weights, 2**25) == times(weights, 2**25) == 2 * len(SIZES)
-    monkeypatch.setattr(kernels.ceilings, "load_of_others", lambda device: lambda: 0.01)
-    assert times(weights, 2**25) == 2 * len(SIZES)
-    first = choose(weights, 2**25)
-    assert times(weights, 2**25) == 0 and choose(weights, 2**25) == first
-    assert times([torch.randn(32, 64)], 2**25) == 2 * len(SIZES)
-    monkeypatch.setattr(kernels.facts, "read", lambda *_: {"dtype": "torch.float32", "use_packed": [1, 2]})
-    assert times(weights, 2**25) == 2 * len(SIZES)
+def needs(bits: int):
+    return pytest.param(
+        bits, marks=pytest.mark.skipif(bool(build.why_not(bits)), reason=f"{bits} bits need {build.why_not(bits)}")
+    )
+
+
+@pytest.fixture(params=[False, True], ids=["vectors", "matrix unit"])
+def unit(request):
+    """With and without the processor's matrix unit, where it has one."""
+    if build.kernels() is None or build.kernels().use_matrix_unit(request.param) != request.param:
+        pytest.skip("it needs a processor with AMX")
+    yield
+    build.kernels().use_matrix_unit(True)
+
+
+@pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
+@pytest.mark.parametrize("outputs, inputs", [(16, 32), (576, 1536), (960, 576)])
+@pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 40])
+def test_a_product_is_the_product_with_the_published_weight(bits, outputs, inputs, rows, unit):
+    """The weight itself loses nothing: a row of ones and zeros gives its columns back. A norm is what torch makes."""
+    weight, x = PUBLISHED[bits](outputs, inputs), noise(rows, inputs)
+    product, exact = PackedLinear(weight, bits), weight.double()
+    assert distance(product(x), x, exact) < CLOSE
+    columns = torch.eye(inputs)[:40]
+    torch.testing.assert_close(product(columns).double(), exact.t()[:40], atol=1e-6, rtol=1e-5)
+    gain = noise(inputs, seed=2).abs()
+    normed = functional.rms_norm(x.double(), (inputs,), gain.double(), 1e-5)
+    assert distance(product(x, gain=gain, eps=1e-5), normed, exact) < CLOSE
+
+
+@here
+@pytest.mark.parametrize("bits", [4, 8])
+def test_one_large_input_does_not_cost_the_others_their_precision(bits):
+    """Models have inputs a hundred times as large as their neighbours; eight bits of the largest would hide these."""
+    weight, x = PUBLISHED[bits](64, 256), noise(5, 256)
+    x[:, 17] = 200.0
+    exact = x.double() @ weight.double().t()
+    apart = (x.double().index_fill(1, torch.tensor([17]), 0)) @ weight.double().t()
+    error = (PackedLinear(weight, bits)(x).double() - exact).norm() / apart.norm()
+    assert error < 6e-3
+    group = x[:, :GROUP]
+    rounded = (group / group.abs().amax(1, keepdim=True) * 127).round() * group.abs().amax(1, keepdim=True) / 127
+    plain = torch.cat([rounded, x[:, GROUP:]], 1).double() @ weight.double().t()
+    assert (plain - exact).norm() / apart.norm() > 5 * error  # what rounding all of a group alike would give
+
+
+@here
+def test_the_inputs_a_person_never_sees_are_survived():
+    """Zeros, numbers of very different size, one that is not a number."""
+    product, weight = PackedLinear(q4_1(32, 64), 4), q4_1(32, 64).double()
+    assert torch.equal(product(torch.zeros(2, 64)), torch.zeros(2, 32))
+    x = noise(4, 64) * torch.tensor([1e-20, 1.0, 1e6, 1e20])[:, None]
+    assert distance(product(x), x, weight) < CLOSE
+    x[1, 40] = torch.nan
+    assert torch.isfinite(product(x)[[0, 2, 3]]).all()
+
+
+@pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
+def test_a_row_of_a_product_does_not_depend_on_the_others(bits, unit):
+    product, x = PackedLinear(PUBLISHED[bits](48, 96), bits), noise(40, 96)
+    whole = product(x)
+    assert all(torch.equal(product(x[:n]), whole[:n]) for n in range(1, 41))
+    assert torch.equal(product(x.flip(0)), whole.flip(0))
+
+
+def test_a_row_of_the_16_bit_product_of_torch_does_not_depend_on_the_others_either():
+    head, x = Fp16Linear(noise(640, 96)), noise(40, 96)
+    whole = head(x)
+    assert can_hold_fp16(noise(2, 2)) and all(torch.equal(head(x[:n]), whole[:n]) for n in range(1, 41))
+
+
+@pytest.mark.parametrize(
+    "weight, bits",
+    [
+        (noise(16, 64), 4),
+        (q4_1(16, 64) * 1.0001 + 1e-4, 4),
+        (q4_1(16, 64)[:, :33], 4),
+        (q4_1(16, 64)[:15], 4),
+        (noise(4, 4, 4), 4),
+        (noise(16, 64), 8),
+        (q8_0(16, 64) * 1.0001 + 1e-5, 8),
+        (q8_0(16, 64)[:, :33], 8),
+        (bf16(16, 64), 8),
+    ],
+    ids=[
+        "noise",
+        "scales of more bits",
+        "half a group",
+        "half a block",
+        "no matrix",
+        "noise in 8",
+        "more bits in 8",
+        "half a group in 8",
+        "noise in bfloat16",
+    ],
+)
+def test_a_weight_that_was_not_published_so_is_refused(weight, bits):
+    assert pack(weight, bits) is None
+    with pytest.raises(ValueError, match="needs"):
+        PackedLinear(weight, bits)
+
+
+@here
+def test_levels_are_recognised_behind_the_rounding_to_bfloat16():
+    weight, x = q8_0(64, 96), noise(3, 96)
+    found = PackedLinear(weight.bfloat16(), 8)
+    assert distance(found(x), x, weight.bfloat16()) < 2 * CLOSE
+
+
+@here
+@pytest.mark.parametrize("bits, width", [(4, 0.502), (8, 0.51)])
+def test_a_weight_is_rounded_to_the_nearest_levels_where_that_is_asked_for(bits, width):
+    weight, x = noise(32, 64), noise(5, 64)
+    groups = weight.unflatten(1, (-1, GROUP))
+    step = (groups.amax(-1) - groups.amin(-1)) / 15 if bits == 4 else groups.abs().amax(-1) / 127
+    columns = PackedLinear(weight, bits, nearest=True)(torch.eye(64)).t()  # the weight that it multiplies by
+    assert bool(((columns - weight).unflatten(1, (-1, GROUP)).abs().amax(-1) <= width * step).all())
+    assert distance(PackedLinear(weight, bits, nearest=True)(x), x, columns) < CLOSE
+    published = PUBLISHED[bits](32, 64)
+    assert torch.equal(pack(published, bits, nearest=True), pack(published, bits))
+    assert fits(weight, bits) and not fits(noise(33, 64), bits) and not fits(noise(32, 65), bits)
+
+
+def test_how_many_bits_a_weight_takes():
+    assert pack(q4_1(64, 128), 4).numel() * 8 == 5 * 64 * 128 == bytes_of(4) * 8 * 64 * 128
+    assert pack(q8_0(64, 128), 8).numel() * 8 == 9 * 64 * 128 == bytes_of(8) * 8 * 64 * 128
+    assert pack(bf16(64, 128), 16).numel() * 8 == 16 * 64 * 128 == bytes_of(16) * 8 * 64 * 128
+
+
+@here
+def test_weights_that_are_brought_together_stay_what_they_were():
+    weights = [q4_1(48, 96), q4_1(32, 64, seed=1)]
+    products, x = [PackedLinear(w, 4) for w in weights], [noise(3, 96), noise(3, 64)]
+    before = [product(rows) for product, rows in zip(products, x)]
+    bring_together(products)
+    assert all(torch.equal(product(rows), was) for product, rows, was in zip(products, x, before))
+    first, second = (product.packed for product in products)
+    assert second.data_ptr() == first.data_ptr() + first.nbytes and first.data_ptr() % (2 * 2**20) == 0
+
+
+@pytest.mark.parametrize("bits", [needs(4), needs(16), needs(32)])
+@pytest.mark.parametrize("tokens", [1, 7, 33])
+def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
+    """With norms, gates, sums, attention and taps, and any cut of the text into passes is the same bit for bit."""
+    width, heads, kv_heads, dim, inner, layers = 128, 4, 2, 64, 192, 3
+    norms = [[noise(width, seed=s).abs(), noise(width, seed=s + 1).abs()] for s in range(layers)]
+    shapes = [((heads + 2 * kv_heads) * dim, width), (width, heads * dim), (2 * inner, width), (width, inner)]
+    scale = 5.0 if bits == 4 else 0.05
+    weights = [
+        [
+            (PUBLISHED[bits](*shape, seed=10 * i + j).float() * scale).to(
+                torch.bfloat16 if bits == 16 else torch.float32
+            )
+            for j, shape in enumerate(shapes)
+        ]
+        for i in range(layers)
+    ]
+    ours = NativeLayers(norms, weights, 1e-5, kv_heads, dim, bits, nearest=True)
+    exact = [[PackedLinear(w, bits, nearest=True)(torch.eye(w.shape[1])).t() for w in of] for of in weights]
+    plain = Blocks(
+        [Block(gains, [partial(functional.linear, weight=w) for w in of], 1e-5) for gains, of in zip(norms, exact)],
+        kv_heads,
+        dim,
+    )
+    turns = Turns(
+        lambda positions: (
+            torch.cos(positions[:, None] * torch.ones(dim) / 7),
+            torch.sin(positions[:, None] * torch.ones(dim) / 7),
+        )
+    )
+    x = noise(tokens, width)
+
+    def run(layers_of, cuts):
+        cache, out = RaggedCache(layers, torch.device("cpu"), torch.float32), []
+        cache.add(0, 60)
+        for part in x.split(cuts):
+            plan = cache.plan([0], [len(part)])
+            hidden, tapped = layers_of(part, PackedAttention(plan), *turns.rows(plan.position_of, 60), taps=(1,))
+            out.append(torch.cat([hidden, tapped[1]], -1))
+        return torch.cat(out)
+
+    whole = run(ours, [tokens])
+    assert off(whole, run(plain, [tokens])) < 0.02
+    assert torch.equal(run(ours, [1] * tokens), whole)
+    assert torch.equal(run(ours.first(2), [tokens])[:, width:], whole[:, width:])
+    with pytest.raises(ValueError, match="heads of 64"):
+        NativeLayers(norms, weights, 1e-5, kv_heads, 32, bits)
+
+
+@here
+def test_reading_the_memory_reads_all_of_it():
+    numbers = torch.arange(32 * 1000)
+    assert build.kernels().stream(numbers.data_ptr(), numbers.nbytes, 2) == int(numbers.sum())
+
+
+def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list[torch.Tensor]:
+    """What attention gives in passes of these rows and lengths, over one cache."""
+    if not use_kernel:
+        monkeypatch.setattr(build, "kernels", lambda: None)
+    heads, kv_heads = 6, 2
+    cache = RaggedCache(1, torch.device("cpu"), torch.float32)
+    turns = Turns(
+        lambda positions: (
+            torch.cos(positions[:, None] * torch.ones(dim) / 7),
+            torch.sin(positions[:, None] * torch.ones(dim) / 7),
+        )
+    )
+    for row in (4, 7, 9):
+        cache.add(row, 90)
+    out = []
+    for i, (rows, counts) in enumerate(plans):
+        plan = cache.plan(rows, counts, causal)
+        packed = noise(sum(counts), heads + 2 * kv_heads, dim, seed=i)
+        cos, sin = turns.rows(plan.position_of, 90)
+        out.append(PackedAttention(plan)(0, packed, cos, sin, kv_heads))
+    monkeypatch.undo()
+    return out
+
+
+@here
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_that_of_torch_for_rows_of_any_length(dim, causal, monkeypatch):
+    plans = [([4], [40]), ([7, 9], [1, 33]), ([4, 7, 9], [1, 1, 1]), ([9, 4], [5, 6]), ([4, 7, 9], [3, 3, 3])]
+    ours, torchs = (passes(kernel, plans, dim, causal, monkeypatch) for kernel in (True, False))
+    for found, wanted in zip(ours, torchs):
+        torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
+
+
+def test_without_a_compiler_there_are_no_kernels_and_a_sentence_says_so(empty_home, monkeypatch):
+    """A compiler that is missing, fails, or hangs: never an error, and int4 says what it needs."""
+    caches = (build.why_not, build._loaded)
+    able = dict.fromkeys(build._UNITS, True)
+    monkeypatch.setattr(build.torch.cpu, "get_capabilities", lambda: able)
+    monkeypatch.setattr(build.sys, "platform", "linux")
+    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
+    failures = [
+        FileNotFoundError("gcc"),
+        subprocess.CalledProcessError(1, "gcc", stderr="no"),
+        subprocess.TimeoutExpired("gcc", 60),
+    ]
+    try:
+        for failure in failures:
+
+            def fail(*_, failure=failure, **__):
+                raise failure
+
+            for kept in caches:
+                kept.cache_clear()
+            monkeypatch.setattr(build.shutil, "which", lambda name: name)
+            monkeypatch.setattr(build.subprocess, "run", fail)
+            assert "gcc" in build.why_not() and build.kernels() is None and build.kernels(16) is None
+            with pytest.raises(SettingsError, match=r"it needs the compiler gcc.*choose bf16 or fp32"):
+                resolve_precision("int4", "cpu")
+            assert not list((empty_home / "kernels").iterdir())
+        able.clear()
+        build.why_not.cache_clear()
+        assert "AVX-512" in build.why_not()
+    finally:
+        monkeypatch.undo()
+        for kept in caches:
+            kept.cache_clear()

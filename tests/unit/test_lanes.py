@@ -6,10 +6,13 @@ import math
 
 import pytest
 
-from specviz import cli, draftcost, lanes, metrics, timeline, trace
+from specviz.bench import draft_cost, lanes
+from specviz.bench.lanes import PLAIN, Lanes, LanesOrder
+from specviz.cli import main
 from specviz.errors import PairError, SettingsError, SpecVizError
-from specviz.lanes import PLAIN, Lanes, LanesOrder
-from specviz.trace import Settings
+from specviz.trace import metrics, records
+from specviz.trace.records import Settings
+from specviz.views import timeline
 
 TEXT = "the cat sees the dog and"
 
@@ -19,16 +22,22 @@ def run(tmp_path_factory):
     """The toy pair: two prompts through two drafters and plain decoding."""
     patch = pytest.MonkeyPatch()
     patch.setenv("SPECVIZ_HOME", str(tmp_path_factory.mktemp("home")))
-    order = LanesOrder("toy", ("autoregressive", "ngram"), (TEXT, "the dog sees the"),
-                       Settings(k=3, temperature=0.0, max_new_tokens=16), raw=True)
+    order = LanesOrder(
+        "toy",
+        ("autoregressive", "ngram"),
+        (TEXT, "the dog sees the"),
+        Settings(k=3, temperature=0.0, max_new_tokens=16),
+        raw=True,
+    )
     yield Lanes(order).execute()
     patch.undo()
 
 
 def test_every_prompt_runs_through_every_drafter_beside_plain_decoding(run):
     assert run.status == "complete" and run.fraction == 1.0
-    assert set(run.traces) == {(p, d) for p in ("Six words", "the dog sees the")
-                               for d in (PLAIN, "autoregressive", "ngram")}
+    assert set(run.traces) == {
+        (p, d) for p in ("Six words", "the dog sees the") for d in (PLAIN, "autoregressive", "ngram")
+    }
     assert lanes.drafters_of(run.traces) == ["ngram", "autoregressive"]
     for (_, drafter), found in run.traces.items():
         assert found.settings.k == (0 if drafter == PLAIN else 3) and found.drafter == drafter
@@ -41,19 +50,22 @@ def test_greedy_lanes_write_plain_decodings_text(run):
 
 
 def test_an_order_that_cannot_run_is_a_sentence():
-    for order, error in ((LanesOrder("toy", ("hybrid",), (TEXT,)), PairError),
-                         (LanesOrder("toy", (), (TEXT,)), SettingsError),
-                         (LanesOrder("toy", ("ngram",), (" ",)), SettingsError),
-                         (LanesOrder("toy", ("ngram",), (TEXT,), Settings(k=0)), SettingsError),
-                         (LanesOrder("toy", ("ngram",), tuple(map(str, range(21)))), SettingsError)):
+    for order, error in (
+        (LanesOrder("toy", ("hybrid",), (TEXT,)), PairError),
+        (LanesOrder("toy", (), (TEXT,)), SettingsError),
+        (LanesOrder("toy", ("ngram",), (" ",)), SettingsError),
+        (LanesOrder("toy", ("ngram",), (TEXT,), Settings(k=0)), SettingsError),
+        (LanesOrder("toy", ("ngram",), tuple(map(str, range(21)))), SettingsError),
+    ):
         with pytest.raises(error):
             Lanes(order)
 
 
 def test_a_stop_keeps_the_lanes_that_are_done(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
-    order = LanesOrder("toy", ("autoregressive", "ngram"), (TEXT, "the dog sees the"), Settings(k=2, max_new_tokens=8),
-                       raw=True)
+    order = LanesOrder(
+        "toy", ("autoregressive", "ngram"), (TEXT, "the dog sees the"), Settings(k=2, max_new_tokens=8), raw=True
+    )
     stopped = Lanes(order)
     tell = stopped.tell
 
@@ -72,12 +84,15 @@ def test_slimming_keeps_the_story_and_every_sum(run):
     trace is one that can be read."""
     for whole in run.traces.values():
         small = lanes.slim(whole, 1)
-        trace.from_json(trace.to_json(small))
+        records.from_json(records.to_json(small))
         assert small.token_ids() == whole.token_ids()
         assert metrics.overlap(small.rounds) == pytest.approx(metrics.overlap(whole.rounds) or 0, abs=1e-4) or not (
-            metrics.counts(whole.rounds).proposed)
-        for a, b in zip((x for r in whole.rounds for v in r.rows for x in v.positions),
-                        (x for r in small.rounds for v in r.rows for x in v.positions)):
+            metrics.counts(whole.rounds).proposed
+        )
+        for a, b in zip(
+            (x for r in whole.rounds for v in r.rows for x in v.positions),
+            (x for r in small.rounds for v in r.rows for x in v.positions),
+        ):
             assert set(b.support) <= set(a.support) and a.verdict == b.verdict
             assert sum(b.target_probs) + b.tail_target == pytest.approx(1, abs=1e-4)
             left = [sum(max(0, p - q) for p, q in zip(x.target_probs, x.draft_probs)) + x.tail_leftover for x in (a, b)]
@@ -86,7 +101,8 @@ def test_slimming_keeps_the_story_and_every_sum(run):
             if a.draft_token is not None:
                 assert b.threshold == pytest.approx(a.threshold, rel=1e-3)
     assert sum(len(x.support) for r in small.rounds for v in r.rows for x in v.positions) < sum(
-        len(x.support) for r in whole.rounds for v in r.rows for x in v.positions)
+        len(x.support) for r in whole.rounds for v in r.rows for x in v.positions
+    )
 
 
 def test_lanes_are_saved_and_read_again_in_their_order(run, tmp_path):
@@ -136,8 +152,13 @@ def test_how_a_drafter_builds_is_told_from_its_rounds(run):
     assert told == {PLAIN: "plain", "ngram": "lookup", "autoregressive": "serial"}
     shipped = lanes.load()
     assert {d: timeline.building(t) for (_, d), t in shipped.items()} == {
-        PLAIN: "plain", "ngram": "lookup", "autoregressive": "serial", "parallel": "parallel", "hybrid": "hybrid",
-        "lookup+parallel": "parallel"}
+        PLAIN: "plain",
+        "ngram": "lookup",
+        "autoregressive": "serial",
+        "parallel": "parallel",
+        "hybrid": "hybrid",
+        "lookup+parallel": "parallel",
+    }
 
 
 def test_the_shipped_lanes_are_small_and_complete():
@@ -154,26 +175,27 @@ def test_the_shipped_lanes_are_small_and_complete():
 
 def test_costs_are_measured_for_every_drafter_and_k(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
-    done = draftcost.Costs("toy", ("autoregressive", "ngram"), (1, 4)).execute()
+    done = draft_cost.Costs("toy", ("autoregressive", "ngram"), (1, 4)).execute()
     assert done.status == "complete", done.error
     cost = done.cost
     assert set(cost.seconds) == {"autoregressive", "ngram"} and all(set(s) == {1, 4} for s in cost.seconds.values())
     assert cost.plain_seconds > 0 and cost.ratio("autoregressive") > 1.5
-    draftcost.save(cost, tmp_path / "cost.json")
-    assert draftcost.load(tmp_path / "cost.json") == cost
-    assert draftcost.load(tmp_path / "none.json") is None
+    draft_cost.save(cost, tmp_path / "cost.json")
+    assert draft_cost.load(tmp_path / "cost.json") == cost
+    assert draft_cost.load(tmp_path / "none.json") is None
 
 
 def test_a_foreign_cost_file_is_a_sentence(tmp_path):
     for content in ("", "[]", "{}", '{"seconds": 3}'):
         (tmp_path / "cost.json").write_text(content)
         with pytest.raises(SpecVizError):
-            draftcost.load(tmp_path / "cost.json")
+            draft_cost.load(tmp_path / "cost.json")
 
 
 def test_the_growth_of_a_cost_is_that_of_its_ends():
-    cost = draftcost.DraftCost("p", "m", "cpu", "fp32", 2, "2026-01-01", 10, 0.05,
-                               {"a": {1: 0.004, 8: 0.030}, "b": {2: 1.0}})
+    cost = draft_cost.DraftCost(
+        "p", "m", "cpu", "fp32", 2, "2026-01-01", 10, 0.05, {"a": {1: 0.004, 8: 0.030}, "b": {2: 1.0}}
+    )
     assert cost.ratio("a") == pytest.approx(7.5) and cost.ratio("b") is None and cost.ratio("c") is None
 
 
@@ -184,9 +206,9 @@ def test_the_command_runs_prints_and_writes(tmp_path, monkeypatch, capsys):
     """`lanes --pair toy` prints one line a drafter, or one JSON object, and writes traces that load again."""
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "home"))
     arguments = ["lanes", "--pair", "toy", "--prompts", "1", "--k", "3", "--max-new-tokens", "12", "--drafter", "ngram"]
-    assert cli.main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert main.main([*arguments, "--out", str(tmp_path / "out"), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["drafter"] for row in told["drafters"]] == [PLAIN, "ngram"]
     assert told["drafters"][1]["same_text"] == told["drafters"][1]["compared"] == 1
     assert len(lanes.load(tmp_path / "out")) == 2
-    assert cli.main(["lanes", "--prompts", "0"]) == 2 and "--prompts" in capsys.readouterr().err
+    assert main.main(["lanes", "--prompts", "0"]) == 2 and "--prompts" in capsys.readouterr().err

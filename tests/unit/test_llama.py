@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 from specviz.errors import FetchError
-from specviz.models import folders, llama
+from specviz.loader import llama, model_folder
+from specviz.loader.llama import Llama, LlamaConfig
+from specviz.loader.load_model import load_config, load_module, stock_like
 from specviz.models.causal import CausalModel
-from specviz.models.llama import Llama, LlamaConfig
-from specviz.models.load import load_config, load_module, stock_like
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6]]
 
@@ -29,9 +29,17 @@ def logits(model: CausalModel) -> torch.Tensor:
 def write(folder, **values):
     """A folder of a random Llama of two layers whose heads are wider than its width has room for."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "rms_norm_eps": 1e-5,
-             "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+    sizes = {
+        "vocab_size": 50,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 12,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    }
     module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | values))
     module.save_pretrained(folder, max_shard_size="20KB" if values.get("tie_word_embeddings") else "1GB")
     (folder / "tokenizer.json").write_text("{}")
@@ -70,23 +78,52 @@ def test_the_config_says_what_transformers_says(tmp_path):
 
 def test_defaults_and_older_spellings_are_read_as_transformers_reads_them(tmp_path):
     """No head_dim, no key-value heads, theta beside the rope settings; nothing said of tying or special tokens."""
-    raw = {"model_type": "llama", "vocab_size": 20, "hidden_size": 16, "intermediate_size": 8, "num_hidden_layers": 1,
-           "num_attention_heads": 2, "rope_theta": 5000.0, "rope_scaling": None}
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 20,
+        "hidden_size": 16,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "rope_theta": 5000.0,
+        "rope_scaling": None,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
     ours, stock = load_config(tmp_path), load_config(tmp_path, stock=True)
     assert isinstance(ours, LlamaConfig) and ours.rope_parameters == stock.rope_parameters
-    for name in ("head_dim", "num_key_value_heads", "rms_norm_eps", "tie_word_embeddings", "bos_token_id",
-                 "eos_token_id", "pad_token_id", "max_position_embeddings"):
+    for name in (
+        "head_dim",
+        "num_key_value_heads",
+        "rms_norm_eps",
+        "tie_word_embeddings",
+        "bos_token_id",
+        "eos_token_id",
+        "pad_token_id",
+        "max_position_embeddings",
+    ):
         assert getattr(ours, name) == getattr(stock, name), name
 
 
-@pytest.mark.parametrize("change", [
-    {"model_type": "mistral"}, {"hidden_act": "gelu"}, {"attention_bias": True}, {"mlp_bias": True},
-    {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}}, {"vocab_size": None},
-    {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None}, {"hidden_size": "32"},
-    {"num_key_value_heads": 3}, {"head_dim": 7}, {"eos_token_id": "x"}, {"tie_word_embeddings": "yes"},
-    {"rope_theta": "x", "rope_parameters": None}, {"num_hidden_layers": 0}, {"rms_norm_eps": None},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_type": "mistral"},
+        {"hidden_act": "gelu"},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+        {"vocab_size": None},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
+        {"hidden_size": "32"},
+        {"num_key_value_heads": 3},
+        {"head_dim": 7},
+        {"eos_token_id": "x"},
+        {"tie_word_embeddings": "yes"},
+        {"rope_theta": "x", "rope_parameters": None},
+        {"num_hidden_layers": 0},
+        {"rms_norm_eps": None},
+    ],
+)
 def test_whatever_is_not_plain_is_left_to_transformers(tmp_path, change):
     config = json.loads((write(tmp_path) / "config.json").read_text())
     assert LlamaConfig.from_dict(config) is not None
@@ -109,8 +146,11 @@ def test_files_that_do_not_fit_the_config_get_the_sentences_of_the_stock_loader(
     tensors = load_file(folder / "model.safetensors")
 
     def changed(**values):
-        save_file({k: v for k, v in (tensors | values).items() if v is not None}, folder / "model.safetensors",
-                  metadata={"format": "pt"})
+        save_file(
+            {k: v for k, v in (tensors | values).items() if v is not None},
+            folder / "model.safetensors",
+            metadata={"format": "pt"},
+        )
         return load_module(folder, "cpu", "fp32")
 
     with pytest.raises(FetchError, match=r"incomplete: model\.norm\.weight"):
@@ -139,7 +179,7 @@ def test_nothing_is_drawn_for_weights_that_are_read(tiny_folder, monkeypatch):
     wanted = tiny_model().lm_head.weight
     monkeypatch.setattr(torch.nn.init, "kaiming_uniform_", lambda *_, **__: pytest.fail("drawn"))
     monkeypatch.setattr(torch.nn.init, "normal_", lambda *_, **__: pytest.fail("drawn"))
-    read = llama.read(folders.inspect(tiny_folder), "cpu", torch.float32)
+    read = llama.read(model_folder.inspect(tiny_folder), "cpu", torch.float32)
     assert torch.equal(read.lm_head.weight, wanted)
 
 
@@ -148,9 +188,9 @@ def test_a_fresh_process_decodes_without_transformers(tiny_folder, empty_home):
     both of which take seconds to import, nor any of this project's parts that need them."""
     script = (
         "import sys\n"
-        "from specviz.orders import Order\n"
-        "from specviz.runs import Run\n"
-        "from specviz.trace import Settings\n"
+        "from specviz.engine.request import Order\n"
+        "from specviz.engine.run import Run\n"
+        "from specviz.trace.records import Settings\n"
         "run = Run(Order(sys.argv[1], 'ngram', 'the cat', Settings(k=2, max_new_tokens=1), device='cpu')).execute()\n"
         "assert run.status == 'complete', run.error\n"
         "assert len(run.trace.token_ids(0)) == 1\n"

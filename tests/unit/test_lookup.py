@@ -7,8 +7,8 @@ import torch
 from specviz.drafters.base import Proposal, Request
 from specviz.drafters.lookup_first import LookupFirst
 from specviz.drafters.ngram import NgramDrafter
-from specviz.lazy import whole
-from specviz.trace import Cost
+from specviz.sampling.distributions import whole
+from specviz.trace.records import Cost
 
 CPU = torch.device("cpu")
 
@@ -21,8 +21,8 @@ def scanned(text: list[int], k: int, longest: int, shortest: int) -> list[int]:
     """What followed the latest occurrence of the longest ending, by looking at every place."""
     for size in range(min(longest, len(text) - 1), shortest - 1, -1):
         for at in range(len(text) - size - 1, -1, -1):
-            if text[at: at + size] == text[-size:]:
-                return text[at + size: at + size + k]
+            if text[at : at + size] == text[-size:]:
+                return text[at + size : at + size + k]
     return []
 
 
@@ -55,8 +55,14 @@ class Behind:
         self.asked.append([r.row for r in requests])
         q = torch.zeros(3, 9, dtype=torch.float64)
         q[:, 7] = 1
-        return Proposal([[7] * r.k for r in requests], [q] * len(requests), [q.log().float()] * len(requests),
-                        3 * len(requests), Cost(5, 6), confidence=[[0.5] * 3] * len(requests))
+        return Proposal(
+            [[7] * r.k for r in requests],
+            [q] * len(requests),
+            [q.log().float()] * len(requests),
+            3 * len(requests),
+            Cost(5, 6),
+            confidence=[[0.5] * 3] * len(requests),
+        )
 
     def commit(self, row, emitted, taps):
         self.calls.append(("commit", row, taps))

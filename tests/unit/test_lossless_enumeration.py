@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from specviz.models.toy import FOLDER
-from specviz.sampling import Judgement, accepts, draw, judge, leftover, warp
+from specviz.loader.toy import FOLDER
+from specviz.sampling.rejection import Judgement, accepts, draw, judge, leftover, warp
 
 V = 6
 PROMPT = (0, 1)
@@ -173,11 +173,14 @@ def off_by_one_p(target_probs, draft_probs, draft, us, u):
     return judge(target_probs.roll(-1, 0), draft_probs, draft, us, u)
 
 
-@pytest.mark.parametrize("name, setup", [
-    ("the correction drawn from p instead of the leftover", Setup(judge=resample_from_p)),
-    ("argmax drafts judged by softmax q", Setup(proposes="argmax", says="q")),
-    ("p read one position off", Setup(judge=off_by_one_p)),
-])
+@pytest.mark.parametrize(
+    "name, setup",
+    [
+        ("the correction drawn from p instead of the leftover", Setup(judge=resample_from_p)),
+        ("argmax drafts judged by softmax q", Setup(proposes="argmax", says="q")),
+        ("p read one position off", Setup(judge=off_by_one_p)),
+    ],
+)
 def test_wrong_rules_are_caught(name, setup):
     """The same measure that is under 1e-12 above is far over it for rules that are known to be wrong."""
     assert distance(setup, 2) > 1e-3, name

@@ -15,19 +15,19 @@ import pytest
 import torch
 from scipy import stats
 
-from specviz import prompts as prompting
-from specviz.costs import ModelShape
-from specviz.decoding import decode
 from specviz.drafters.base import Proposal
+from specviz.engine import prompts as prompting
+from specviz.engine.loop import decode
+from specviz.engine.request import drafter_names
+from specviz.engine.run import ModelStore
+from specviz.engine.run import make_drafter as making
+from specviz.hardware.costs import ModelShape
 from specviz.hardware.machine import has_bf16_units
-from specviz.models import native
-from specviz.models.lean import held
-from specviz.models.pairs import EMBEDDED, find_pair
-from specviz.orders import drafter_names
-from specviz.runs import ModelStore
-from specviz.runs import make_drafter as making
-from specviz.sampling import draw, warp
-from specviz.trace import Cost, Settings
+from specviz.kernels import build
+from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.models.fused import held
+from specviz.sampling.rejection import draw, warp
+from specviz.trace.records import Cost, Settings
 
 FULL = bool(os.environ.get("SPECVIZ_FULL"))
 NEAR_TIE = 1e-3
@@ -35,13 +35,26 @@ NEAR_TIE = 1e-3
 TOKENS = 24
 DRAFTERS = drafter_names(find_pair(EMBEDDED))
 TEXTS = (
-    prompting.preset("copy-edit").text, prompting.preset("code").text, prompting.preset("story").text,
-    prompting.preset("list").text, prompting.preset("maths").text, prompting.preset("translation").text,
-    "Name the four seasons.", "What is a prime number?", "Why is the sky blue?", "Count from one to twenty.",
-    "Write a haiku about rain.", "Explain how a lock on a canal works.", "Give me a recipe for pancakes.",
-    "Repeat after me: red lorry, yellow lorry, red lorry, yellow lorry.", "Write an SQL query that counts users.",
-    "Who was Ada Lovelace?", "List the planets from the sun outwards.", "Write a polite letter to a late tenant.",
-    "Translate into German: good morning, how are you?", "Sort these words: pear, apple, fig, banana.",
+    prompting.preset("copy-edit").text,
+    prompting.preset("code").text,
+    prompting.preset("story").text,
+    prompting.preset("list").text,
+    prompting.preset("maths").text,
+    prompting.preset("translation").text,
+    "Name the four seasons.",
+    "What is a prime number?",
+    "Why is the sky blue?",
+    "Count from one to twenty.",
+    "Write a haiku about rain.",
+    "Explain how a lock on a canal works.",
+    "Give me a recipe for pancakes.",
+    "Repeat after me: red lorry, yellow lorry, red lorry, yellow lorry.",
+    "Write an SQL query that counts users.",
+    "Who was Ada Lovelace?",
+    "List the planets from the sun outwards.",
+    "Write a polite letter to a late tenant.",
+    "Translate into German: good morning, how are you?",
+    "Sort these words: pear, apple, fig, banana.",
 )
 
 
@@ -69,6 +82,7 @@ def encoded(opened):
 @pytest.fixture(scope="module")
 def plain(opened, encoded):
     """Greedy plain decoding of one prompt, alone: by index."""
+
     @cache
     def of(index: int) -> list[int]:
         return run(opened, None, [encoded[index]], Settings(k=0, max_new_tokens=TOKENS))[0][0]
@@ -136,8 +150,10 @@ def test_greedy_speculative_text_is_greedy_plain_text(store, opened, encoded, pl
     """Token for token, for every prompt, whatever the drafter, K and batch."""
     found = compare(store, opened, encoded, plain, name, k, batch, list(range(20 if FULL else 3)))
     record_property("lossless", found)
-    print(f"\n{name}, K {k}, batch {batch}: {found['rows']} texts, {found['tokens']} tokens, {found['accepted']} of "
-          f"{found['drafted']} drafts accepted, {len(found['gaps'])} near-ties {found['gaps']}")
+    print(
+        f"\n{name}, K {k}, batch {batch}: {found['rows']} texts, {found['tokens']} tokens, {found['accepted']} of "
+        f"{found['drafted']} drafts accepted, {len(found['gaps'])} near-ties {found['gaps']}"
+    )
     assert found["drafted"] > 0, "nothing was drafted, so nothing was shown"
     wide = [(TEXTS[i][:40], gap) for i, gap in found["gaps"] if gap >= NEAR_TIE]
     assert not wide, f"texts differ by more than a near-tie: {wide}"
@@ -208,8 +224,10 @@ def test_sampled_tokens_follow_the_law_of_the_target(store, opened, name):
     total = sum(firsts.values())
     likeliest = max(seconds, key=lambda token: sum(seconds[token].values()))
     first, second = p_value(firsts, p), p_value(seconds[likeliest], law(opened, [*prefix, likeliest]))
-    print(f"\n{name}: {total} draws, {accepted} of {drafted} drafts accepted; p-values {first:.3f} (first token), "
-          f"{second:.3f} (second, {sum(seconds[likeliest].values())} draws)")
+    print(
+        f"\n{name}: {total} draws, {accepted} of {drafted} drafts accepted; p-values {first:.3f} (first token), "
+        f"{second:.3f} (second, {sum(seconds[likeliest].values())} draws)"
+    )
     assert drafted == total
     assert set(firsts) <= set(p.nonzero().flatten().tolist())
     assert first > 1e-3 and second > 1e-3
@@ -230,10 +248,13 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(store, opened, e
         assert alone == [together[row]], f"row {row} differs alone: {alone[0]} against {together[row]}"
 
 
-REDUCED = pytest.mark.parametrize("precision", [
-    pytest.param("int4", marks=pytest.mark.skipif(bool(native.why_not()), reason=f"int4 needs {native.why_not()}")),
-    pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16_units(), reason="there are no bfloat16 units here")),
-])
+REDUCED = pytest.mark.parametrize(
+    "precision",
+    [
+        pytest.param("int4", marks=pytest.mark.skipif(bool(build.why_not()), reason=f"int4 needs {build.why_not()}")),
+        pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16_units(), reason="there are no bfloat16 units here")),
+    ],
+)
 
 
 @REDUCED
@@ -258,7 +279,7 @@ def test_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded,
             model.forward(cache, [row], [ids], logits=False)
         out, at = [], 0
         for width in widths:
-            tokens = [after[at: at + width], *([after[at: at + 3]] * len(beside))]
+            tokens = [after[at : at + width], *([after[at : at + 3]] * len(beside))]
             out.append(model.forward(cache, rows, tokens).logits[0])
             at += width
         return torch.cat(out)

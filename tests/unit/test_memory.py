@@ -19,10 +19,15 @@ def test_a_machine_has_memory_and_no_more_than_its_container_allows(monkeypatch)
 
 
 def test_both_versions_of_control_groups_are_read_and_file_pages_count_as_free(tmp_path, monkeypatch):
-    second = _group(tmp_path / "two", memory__max="1000\n", memory__current="700\n",
-                    memory__stat="anon 1\ninactive_file 100\n")
-    first = _group(tmp_path / "one", memory__limit_in_bytes="5000", memory__usage_in_bytes="1000",
-                   memory__stat="total_inactive_file 0\n")
+    second = _group(
+        tmp_path / "two", memory__max="1000\n", memory__current="700\n", memory__stat="anon 1\ninactive_file 100\n"
+    )
+    first = _group(
+        tmp_path / "one",
+        memory__limit_in_bytes="5000",
+        memory__usage_in_bytes="1000",
+        memory__stat="total_inactive_file 0\n",
+    )
     names = [group[1:] for group in memory._GROUPS]
     monkeypatch.setattr(memory, "_GROUPS", ((second, *names[0]), (first, *names[1])))
     assert memory.container_room() == 400

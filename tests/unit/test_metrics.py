@@ -2,18 +2,28 @@
 
 import pytest
 
-from specviz import metrics
-from specviz.trace import Baseline, Cost, Position, Round, Verdict
+from specviz.trace import metrics
+from specviz.trace.records import Baseline, Cost, Position, Round, Verdict
 
 
 def position(verdict, p=0.5, q=0.8):
     """Two tokens: the drafted one with p and q, and all the rest as another."""
     drafted = verdict != "bonus"
     return Position(
-        draft_token=0 if drafted else None, verdict=verdict, accept_uniform=0.1 if verdict != "dropped" else None,
-        support=(0, 1), target_logits=(0.0, 0.0), draft_logits=None, target_logsumexp=0.0, draft_logsumexp=None,
-        target_probs=(p, 1 - p), draft_probs=(q, 1 - q) if drafted else (0.0, 0.0),
-        tail_target=0.0, tail_draft=0.0, tail_min=0.0, tail_leftover=0.0,
+        draft_token=0 if drafted else None,
+        verdict=verdict,
+        accept_uniform=0.1 if verdict != "dropped" else None,
+        support=(0, 1),
+        target_logits=(0.0, 0.0),
+        draft_logits=None,
+        target_logsumexp=0.0,
+        draft_logsumexp=None,
+        target_probs=(p, 1 - p),
+        draft_probs=(q, 1 - q) if drafted else (0.0, 0.0),
+        tail_target=0.0,
+        tail_draft=0.0,
+        tail_min=0.0,
+        tail_leftover=0.0,
     )
 
 
@@ -24,8 +34,20 @@ def verdict(row, proposed, accepted, verified=None, ended_on_draft=False):
     names += ["dropped"] * (verified - len(names)) + ["bonus"]
     bonus = None if ended_on_draft else 1
     emitted = (0,) * accepted + (() if ended_on_draft else (1,))
-    return Verdict(row, 10, 0, proposed, verified, accepted, tuple(map(position, names)), emitted, kind, bonus,
-                   None if ended_on_draft else 0.5, "eos" if ended_on_draft else None)
+    return Verdict(
+        row,
+        10,
+        0,
+        proposed,
+        verified,
+        accepted,
+        tuple(map(position, names)),
+        emitted,
+        kind,
+        bonus,
+        None if ended_on_draft else 0.5,
+        "eos" if ended_on_draft else None,
+    )
 
 
 def round_(index, *verdicts, flops=100):
@@ -86,10 +108,17 @@ def test_time_and_work_leave_recording_out_and_count_refused_drafts():
 def test_nothing_drafted_or_nothing_measured_gives_none():
     """Plain decoding has no acceptance rate or length; no rounds at all have no figure whatsoever."""
     plain = [round_(0, verdict(0, 0, 0)), round_(1, verdict(0, 0, 0))]
-    rates = (metrics.acceptance_rate, metrics.verified_acceptance_rate, metrics.judged_acceptance_rate,
-             metrics.acceptance_rate_with_bonus, metrics.overlap, metrics.mean_acceptance_length,
-             metrics.mean_acceptance_length_drafting, metrics.mean_acceptance_length_without_bonus,
-             metrics.mean_acceptance_length_of_rows)
+    rates = (
+        metrics.acceptance_rate,
+        metrics.verified_acceptance_rate,
+        metrics.judged_acceptance_rate,
+        metrics.acceptance_rate_with_bonus,
+        metrics.overlap,
+        metrics.mean_acceptance_length,
+        metrics.mean_acceptance_length_drafting,
+        metrics.mean_acceptance_length_without_bonus,
+        metrics.mean_acceptance_length_of_rows,
+    )
     for rounds in (plain, []):
         assert [rate(rounds) for rate in rates] == [None] * len(rates)
         assert metrics.position_rates(rounds) == metrics.survival_rates(rounds) == []

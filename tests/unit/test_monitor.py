@@ -91,11 +91,17 @@ def test_what_a_gpu_does_not_tell_is_none_and_said(monkeypatch):
     assert source.note == "This GPU does not tell its power and utilization."
 
 
-@pytest.mark.parametrize("device,libraries,words", [
-    ("cuda", {"psutil": psutil}, "install nvidia-ml-py"),
-    ("cuda", {"psutil": psutil, "pynvml": FakeNvml(broken=True)}, "Driver Not Loaded"),
-    ("cuda:3", {"psutil": psutil, "pynvml": FakeNvml()}, "Invalid Argument"),
-    ("mps", {"psutil": psutil}, "nothing of its GPU"), ("cpu", {}, "install psutil"), ("cpu", {"psutil": psutil}, "")])
+@pytest.mark.parametrize(
+    "device,libraries,words",
+    [
+        ("cuda", {"psutil": psutil}, "install nvidia-ml-py"),
+        ("cuda", {"psutil": psutil, "pynvml": FakeNvml(broken=True)}, "Driver Not Loaded"),
+        ("cuda:3", {"psutil": psutil, "pynvml": FakeNvml()}, "Invalid Argument"),
+        ("mps", {"psutil": psutil}, "nothing of its GPU"),
+        ("cpu", {}, "install psutil"),
+        ("cpu", {"psutil": psutil}, ""),
+    ],
+)
 def test_an_absent_library_or_permission_is_told_in_a_sentence(monkeypatch, device, libraries, words):
     _use(monkeypatch, **libraries)
     source = monitor.source(device)

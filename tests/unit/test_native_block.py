@@ -6,13 +6,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specviz.drafters import lean_block
-from specviz.drafters.lean_block import LeanBlock
+from specviz.drafters import fused_block
+from specviz.drafters.fused_block import LeanBlock
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.models import native
+from specviz.kernels import build
 from specviz.models.causal import CausalModel
 
-pytestmark = pytest.mark.skipif(bool(native.why_not()), reason=f"the kernels need {native.why_not()}")
+pytestmark = pytest.mark.skipif(bool(build.why_not()), reason=f"the kernels need {build.why_not()}")
 
 SIZE, VOCAB, TAPS = 128, 320, (0, 1)
 
@@ -23,13 +23,26 @@ def noise(*shape, seed=0):
 
 def make(dtype, monkeypatch, kv_heads=1):
     """A LeanBlock with weights of 4 bits, small as they are, and an embedding of that type."""
-    monkeypatch.setattr(lean_block, "SMALL_BYTES", 0)
+    monkeypatch.setattr(fused_block, "SMALL_BYTES", 0)
     torch.manual_seed(0)
-    target = CausalModel(LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=SIZE, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, bos_token_id=None, eos_token_id=None, pad_token_id=None)).to(dtype))
-    net = BlockNet(BlockConfig(SIZE, VOCAB, 2, 2, kv_heads, 64, 96, TAPS, 16, serial=32),
-                   torch.arange(0, VOCAB, 2)).eval()
+    target = CausalModel(
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=SIZE,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+            )
+        ).to(dtype)
+    )
+    net = BlockNet(
+        BlockConfig(SIZE, VOCAB, 2, 2, kv_heads, 64, 96, TAPS, 16, serial=32), torch.arange(0, VOCAB, 2)
+    ).eval()
     for p in net.parameters():
         torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.1)
     lean = LeanBlock(net.requires_grad_(False), target)
@@ -60,8 +73,12 @@ def plays():
     for step in range(12):
         rows = [r for r in (2, 0, 1) if (r + step) % 3 or step % 2]
         fresh = [(r + step) % 4 for r in rows]
-        yield (rows, [noise(n, len(TAPS) * SIZE, seed=100 * step + r) if n else None for r, n in zip(rows, fresh)],
-               [(17 * r + step) % VOCAB for r in rows], [1 + (3 * r + step) % 16 for r in rows])
+        yield (
+            rows,
+            [noise(n, len(TAPS) * SIZE, seed=100 * step + r) if n else None for r, n in zip(rows, fresh)],
+            [(17 * r + step) % VOCAB for r in rows],
+            [1 + (3 * r + step) % 16 for r in rows],
+        )
 
 
 def close(one, other):
@@ -88,7 +105,7 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch):
     for rows, taps, anchors, counts in plays():
         states, logits = together.draft(rows, taps, anchors, counts)
         for i, row in enumerate(rows):
-            own = alone[row].draft([row], taps[i: i + 1], anchors[i: i + 1], counts[i: i + 1])
+            own = alone[row].draft([row], taps[i : i + 1], anchors[i : i + 1], counts[i : i + 1])
             assert torch.equal(own[0][0], states[i]) and torch.equal(own[1][0], logits[i])
 
 
@@ -100,7 +117,7 @@ def test_it_mends_as_the_steps_mend_and_each_row_by_itself(dtype, monkeypatch):
         prepared = lean.serial.prepare(noise(5, SIZE))
         found = lean.mend(prepared, previous, before)
         for row in range(5):
-            one = lean.mend(prepared[row: row + 1], previous[row: row + 1], before[row: row + 1])
+            one = lean.mend(prepared[row : row + 1], previous[row : row + 1], before[row : row + 1])
             assert all(torch.equal(a[0], b[row]) for a, b in zip(one, found))
         lean._native_serial = None
         for a, b in zip(found, lean.mend(prepared, previous, before)):

@@ -6,7 +6,7 @@ import pytest
 
 from specviz import paths
 from specviz.errors import PairError, SpecVizError
-from specviz.models.pairs import CATALOGUE, EMBEDDED, find_pair, names, size_of
+from specviz.loader.pairs import CATALOGUE, EMBEDDED, find_pair, names, size_of
 
 
 def test_the_catalogue_is_complete_and_its_names_are_unique():
@@ -47,18 +47,21 @@ def test_folders_make_a_pair_even_with_a_plus_in_their_path(tmp_path):
     assert find_pair(f"{EMBEDDED}+{two}").target.kind == "wheel"
 
 
-@pytest.mark.parametrize(("name", "says"), [
-    ("smolm2-135m", "Did you mean smollm2-135m?"),
-    ("", "No pair was named"),
-    ("a/b+c/d+e/f", "more than two models"),
-    ("./no/such/folder", "There is no folder or file './no/such/folder'"),
-    ("a/b+./nowhere", "There is no folder or file './nowhere'"),
-    ("nonsense", "There is no pair called 'nonsense'"),
-    ("../../no/such/file", "There is no folder or file"),
-    ("x" * 5000, "..."),
-    ("\0", "There is no pair called"),
-    ("a/b+", "There is no pair called"),
-])
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("smolm2-135m", "Did you mean smollm2-135m?"),
+        ("", "No pair was named"),
+        ("a/b+c/d+e/f", "more than two models"),
+        ("./no/such/folder", "There is no folder or file './no/such/folder'"),
+        ("a/b+./nowhere", "There is no folder or file './nowhere'"),
+        ("nonsense", "There is no pair called 'nonsense'"),
+        ("../../no/such/file", "There is no folder or file"),
+        ("x" * 5000, "..."),
+        ("\0", "There is no pair called"),
+        ("a/b+", "There is no pair called"),
+    ],
+)
 def test_an_unknown_pair_is_refused_in_one_sentence_that_lists_what_there_is(name, says):
     with pytest.raises(PairError) as caught:
         find_pair(name)

@@ -4,14 +4,14 @@ import pytest
 import torch
 from test_training import DRAFT_IDS, SIZE, TAPS, VOCAB, block_net, module
 
-from specviz.decoding import decode
 from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import BlockConfig, BlockNet, ParallelDrafter
+from specviz.engine.loop import decode
 from specviz.errors import PairError
-from specviz.lazy import whole
 from specviz.models.causal import CausalModel
-from specviz.trace import Settings
+from specviz.sampling.distributions import whole
+from specviz.trace.records import Settings
 from specviz.training import distil
 from specviz.training.features import Batch
 
@@ -51,8 +51,9 @@ def test_a_live_block_equals_the_teacher_forced_one(target, k):
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
     batch = Batch(text, torch.tensor([16]), torch.tensor([7]), taps)
     with torch.no_grad():
-        forced = distil.block_states(drafter.net, target.embedding, batch,
-                                     distil.blocks_at(batch, torch.tensor([[len(PROMPT) - 1]]), k), (0, 1))
+        forced = distil.block_states(
+            drafter.net, target.embedding, batch, distil.blocks_at(batch, torch.tensor([[len(PROMPT) - 1]]), k), (0, 1)
+        )
     assert torch.allclose(live, forced[0, 0], atol=1e-4)
 
 
@@ -73,10 +74,10 @@ def test_committing_bit_by_bit_equals_starting_with_the_longer_text(target, kind
     drafter = ready(make(kind, target), target)
     taps = taps_of(target, text[:-1])
     drafter.propose([request(0, PROMPT[-1], 4)]).on_host()
-    drafter.commit(0, [20, 21], taps[len(PROMPT) - 1: len(PROMPT) + 1])
+    drafter.commit(0, [20, 21], taps[len(PROMPT) - 1 : len(PROMPT) + 1])
     drafter.propose([request(0, 21, 3)]).on_host()
-    drafter.commit(0, [40], taps[len(PROMPT) + 1: len(PROMPT) + 2])
-    drafter.commit(0, [8], taps[len(PROMPT) + 2: len(PROMPT) + 3])
+    drafter.commit(0, [40], taps[len(PROMPT) + 1 : len(PROMPT) + 2])
+    drafter.commit(0, [8], taps[len(PROMPT) + 2 : len(PROMPT) + 3])
     fresh = ready(make(kind, target), target, text)
     a, b = drafter.propose([request(0, 8, 6)]).on_host(), fresh.propose([request(0, 8, 6)]).on_host()
     assert a.tokens == b.tokens
@@ -112,8 +113,9 @@ def test_the_parallel_drafter_takes_the_likeliest_token_with_a_one_hot_q(target)
 def test_the_sampled_form_draws_from_the_q_that_it_reports(target):
     drafter = ParallelDrafter(block_net(), target, Settings(temperature=1.0), sampled=True)
     ready(drafter, target)
-    drawn = [drafter.propose([Request(0, PROMPT[-1], 1, (u,))]).on_host()
-             for u in torch.linspace(0, 0.999, 400).tolist()]
+    drawn = [
+        drafter.propose([Request(0, PROMPT[-1], 1, (u,))]).on_host() for u in torch.linspace(0, 0.999, 400).tolist()
+    ]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 400
     assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
 
@@ -138,7 +140,7 @@ def test_sampled_decoding_follows_the_targets_own_law(target):
     """Two tokens by the drafter's road, 600 texts, against the exact law of the first (total variation)."""
     settings = Settings(k=3, temperature=1.0, top_k=5, max_new_tokens=2)
     net = block_net()
-    from specviz.sampling import warp
+    from specviz.sampling.rejection import warp
 
     cache = target.new_cache()
     cache.add(0, len(PROMPT))
@@ -147,8 +149,15 @@ def test_sampled_decoding_follows_the_targets_own_law(target):
         counts = torch.zeros(VOCAB).double()
         for start in range(0, 600, 60):
             drafter = kind(net, target, settings)
-            for round_ in decode(target, drafter, [PROMPT] * 60, settings, seeds=range(start, start + 60),
-                                 eos_ids=frozenset(), record=False):
+            for round_ in decode(
+                target,
+                drafter,
+                [PROMPT] * 60,
+                settings,
+                seeds=range(start, start + 60),
+                eos_ids=frozenset(),
+                record=False,
+            ):
                 if round_.index == 0:
                     for verdict in round_.rows:
                         counts[verdict.emitted[0]] += 1

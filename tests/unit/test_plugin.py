@@ -8,47 +8,67 @@ from pathlib import Path
 import pytest
 from tiny_models import write_dflash
 
-from specviz import cli, conformance
+from specviz.checks import conformance
+from specviz.cli import main
 from specviz.drafters import plugin
+from specviz.engine.request import Order, check_drafter, code_permitted, plugin_parts
+from specviz.engine.run import Run, make_drafter
 from specviz.errors import PairError, PluginError
-from specviz.models.pairs import find_pair
-from specviz.orders import Order, check_drafter, code_permitted, plugin_parts
-from specviz.runs import Run, make_drafter
-from specviz.trace import Settings
+from specviz.loader.pairs import find_pair
+from specviz.trace.records import Settings
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "drafters.md"
-GOOD = next(block for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
-            if "class Bigram" in block)
+GOOD = next(
+    block
+    for block in re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    if "class Bigram" in block
+)
 """The worked example of docs/drafters.md, as it stands there."""
 
 WRONG = {
     # what is changed in the example, and the demand that must fail
     "a q that was not drawn from": (
-        "said.append(draw(q, u))", "said.append(int(q.argmax()))", "q is the law of the drafts"),
+        "said.append(draw(q, u))",
+        "said.append(int(q.argmax()))",
+        "q is the law of the drafts",
+    ),
     "a q that is the law of another temperature": (
-        "qs.append(q)", "qs.append(warp(logits[said[-1] if said else request.anchor], 1.4))",
-        "q is the law of the drafts"),
+        "qs.append(q)",
+        "qs.append(warp(logits[said[-1] if said else request.anchor], 1.4))",
+        "q is the law of the drafts",
+    ),
     "rejected drafts stay": (
-        "tokens.append(said)", "tokens.append(said); self.counts[request.row][request.anchor, said[0]] += 3",
-        "proposing leaves no trace: rejected drafts are forgotten"),
+        "tokens.append(said)",
+        "tokens.append(said); self.counts[request.row][request.anchor, said[0]] += 3",
+        "proposing leaves no trace: rejected drafts are forgotten",
+    ),
     "neighbours are mixed": (
-        "logits = self.counts[request.row].log()", "logits = sum(self.counts.values()).log()",
-        "a row does not depend on its neighbours"),
+        "logits = self.counts[request.row].log()",
+        "logits = sum(self.counts.values()).log()",
+        "a row does not depend on its neighbours",
+    ),
     "too many tokens": (
-        "for u in request.uniforms:", "for u in (*request.uniforms, 0.5):",
-        "K from 0 to 16, shapes and sums of every proposal"),
+        "for u in request.uniforms:",
+        "for u in (*request.uniforms, 0.5):",
+        "K from 0 to 16, shapes and sums of every proposal",
+    ),
     "a generator of its own": (
-        "draw(q, u)", "draw(q, float(torch.rand(())))", "the same seed gives the same proposals"),
+        "draw(q, u)",
+        "draw(q, float(torch.rand(())))",
+        "the same seed gives the same proposals",
+    ),
     "dropped rows stay": (
         "torch.full((self.vocab, self.vocab), 0.1)",
         "self.counts.get(('old', row), torch.full((self.vocab, self.vocab), 0.1))",
-        "a dropped row can be started anew"),
+        "a dropped row can be started anew",
+    ),
 }
 
 
 @pytest.fixture
 def written(tmp_path):
     """Writes a plug-in's text and returns its FILE.py:CLASS."""
+
     def write(text, cls="Bigram", file="mine.py"):
         (tmp_path / file).write_text(text, encoding="utf-8")
         return f"{tmp_path / file}:{cls}"
@@ -78,8 +98,9 @@ def test_a_wrong_drafter_is_caught(written, permitted, what):
     old, new, demand = WRONG[what]
     text = GOOD.replace(old, new)
     if what == "dropped rows stay":
-        text = text.replace("del self.counts[row], self.last[row]",
-                            "self.counts['old', row] = self.counts.pop(row); del self.last[row]")
+        text = text.replace(
+            "del self.counts[row], self.last[row]", "self.counts['old', row] = self.counts.pop(row); del self.last[row]"
+        )
     assert text != GOOD
     assert demand in faults(written(text))
 
@@ -108,8 +129,7 @@ FAULTS = [
     ("Bigram = 3", "defines no class Bigram"),
     (GOOD.replace("def drop", "def drop_it"), "mine.py:Bigram lacks the method drop"),
     (GOOD.replace('"bigram", ', "7, ", 1), "its attribute name is 7, but must be of the type str"),
-    (GOOD.replace("(), 16, False", "(99,), 16, False"),
-     "it taps layer 99, but the target's layers go from 0 to 1"),
+    (GOOD.replace("(), 16, False", "(99,), 16, False"), "it taps layer 99, but the target's layers go from 0 to 1"),
     (GOOD.replace("(), 16, False", "(), 0, False"), "max_k is 0"),
     (GOOD.replace("self.counts = {}", "self.counts = 1 / 0"), "failed in being made as CLASS.*ZeroDivisionError"),
     (GOOD.replace("tokens, probs = [], []", "raise KeyError('row')"), "mine.py:Bigram failed in propose: KeyError"),
@@ -118,12 +138,18 @@ FAULTS = [
     (GOOD.replace("proposal(tokens, probs)", "proposal(tokens, [p * 1.01 for p in probs])"), "slot 1 sums to 1.01"),
     (GOOD.replace("proposal(tokens, probs)", "proposal(tokens, [p.float() for p in probs])"), "float32, but must be"),
     (GOOD.replace("proposal(tokens, probs)", "proposal(tokens, [-p for p in probs])"), "negative probability"),
-    (GOOD.replace("proposal(tokens, probs)", "proposal([[t + 6 for t in x] for x in tokens], probs)"),
-     r"drafted the token \d+, but the target knows 0 to 5"),
+    (
+        GOOD.replace("proposal(tokens, probs)", "proposal([[t + 6 for t in x] for x in tokens], probs)"),
+        r"drafted the token \d+, but the target knows 0 to 5",
+    ),
     (GOOD.replace("proposal(tokens, probs)", "proposal(tokens * 2, probs)"), "tokens has 2 entries where 1 rows asked"),
-    (GOOD.replace("proposal(tokens, probs)",
-                  "proposal(tokens, [torch.eye(6, dtype=p.dtype)[[(t + 1) % 6 for t in x]] "
-                  "for x, p in zip(tokens, probs)])"), "to which its own q gives no chance"),
+    (
+        GOOD.replace(
+            "proposal(tokens, probs)",
+            "proposal(tokens, [torch.eye(6, dtype=p.dtype)[[(t + 1) % 6 for t in x]] for x, p in zip(tokens, probs)])",
+        ),
+        "to which its own q gives no chance",
+    ),
     (GOOD.replace("for token in emitted:", "for token in [emitted[99]]:"), "failed in (start|commit): IndexError"),
 ]
 
@@ -162,28 +188,28 @@ def test_names_of_plug_ins():
 
 
 def test_the_command_prints_a_line_for_each_check(written, capsys):
-    assert cli.main(["drafters", "test", written(GOOD), "--draws", "200", "--samples", "200", "--json"]) == 0
+    assert main.main(["drafters", "test", written(GOOD), "--draws", "200", "--samples", "200", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["passed"] and told["pair"] == "toy" and len(told["checks"]) == 11
     wrong = GOOD.replace("for u in request.uniforms:", "for u in (*request.uniforms, 0.5):")
-    assert cli.main(["drafters", "test", written(wrong), "--draws", "200", "--samples", "200"]) == 1
+    assert main.main(["drafters", "test", written(wrong), "--draws", "200", "--samples", "200"]) == 1
     out = capsys.readouterr().out
     assert "FAILED  K from 0 to 16" in out and "passed  it can be made" in out and "checks failed." in out
 
 
 @pytest.mark.parametrize("arguments", [["hybrid"], ["/nowhere.py:X"], ["--draws", "3", "x.py:X"]])
 def test_bad_input_to_the_command_is_a_sentence_and_code_2(arguments, capsys):
-    assert cli.main(["drafters", "test", *arguments]) == 2
+    assert main.main(["drafters", "test", *arguments]) == 2
     assert capsys.readouterr().err.strip().count("\n") == 0
 
 
 def test_run_takes_a_plug_in_and_a_folder(written, capsys):
     """`run --drafter` with FILE.py:CLASS; a folder that holds no drafter is refused with a sentence."""
     common = ["run", "--pair", "toy", "--raw", "--prompt", "the cat", "--max-new-tokens", "8", "--json"]
-    assert cli.main([*common, "--drafter", written(GOOD)]) == 0
+    assert main.main([*common, "--drafter", written(GOOD)]) == 0
     assert json.loads(capsys.readouterr().out)["drafted"] > 0
     folder = str(Path(written(GOOD).rpartition(":")[0]).parent)
-    assert cli.main([*common, "--drafter", folder]) == 2
+    assert main.main([*common, "--drafter", folder]) == 2
     assert "no config.json" in capsys.readouterr().err
-    assert cli.main([*common, "--drafter", "./no/such/folder"]) == 2
+    assert main.main([*common, "--drafter", "./no/such/folder"]) == 2
     assert "There is no drafter's folder ./no/such/folder" in capsys.readouterr().err

@@ -3,13 +3,15 @@
 import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
+from specviz.engine.prompts import MAX_CHARACTERS, PRESETS, TOY_PRESETS, encode, preset, presets_for, room
 from specviz.errors import SettingsError
-from specviz.models.load import load_tokenizer
-from specviz.models.pairs import find_pair
-from specviz.prompts import MAX_CHARACTERS, PRESETS, TOY_PRESETS, encode, preset, presets_for, room
+from specviz.loader.load_model import load_tokenizer
+from specviz.loader.pairs import find_pair
 
-TEMPLATE = ("{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
-            "{% if add_generation_prompt %}[assistant]{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
 
 

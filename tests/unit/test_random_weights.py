@@ -4,13 +4,20 @@ import pytest
 import torch
 import transformers
 
+from specviz.bench import step_times
 from specviz.errors import MemoryBudgetError, PairError, SpecVizError
-from specviz.hardware import shapes, steps
+from specviz.hardware import shapes
 from specviz.hardware.ceilings import Stopped
 from specviz.models import random_weights
 
-SIZES = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 200,
-         "num_key_value_heads": 2, "intermediate_size": 96}
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 200,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+}
 CONFIGS = {
     "llama": transformers.LlamaConfig(**SIZES),
     "qwen3": transformers.Qwen3Config(**SIZES, head_dim=24),
@@ -30,7 +37,7 @@ def test_a_config_becomes_a_model_whose_passes_can_be_timed(name, precision):
     cache.add(0, 8)
     logits = model.forward(cache, [0], [[1, 2, 3]]).logits[0]
     assert torch.isfinite(logits).all() and logits.std() > 0
-    assert [s.kind for s in steps.measure(model, [2], [1], 4, 1)] == ["prefill", "plain", "verify"]
+    assert [s.kind for s in step_times.measure(model, [2], [1], 4, 1)] == ["prefill", "plain", "verify"]
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_allocated(monkeypatch):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from specviz import cli
-from specviz.trace import Settings
+from specviz.cli import main
+from specviz.trace.records import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
@@ -72,16 +72,22 @@ def test_both_commands_are_there_word_for_word():
 def test_each_example_of_the_command_line_parses(command):
     words = shlex.split(command)
     assert words[:3] == ["python", "-m", "specviz"]
-    arguments = cli._parser().parse_args([w for w in words[3:] if w not in ("|", ">")])
+    arguments = main._parser().parse_args([w for w in words[3:] if w not in ("|", ">")])
     assert callable(arguments.handler)
     if words[3] == "run":
-        Settings(k=arguments.k, temperature=arguments.temperature, top_k=arguments.top_k, top_p=arguments.top_p,
-                 seed=arguments.seed, max_new_tokens=arguments.max_new_tokens)
+        Settings(
+            k=arguments.k,
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            seed=arguments.seed,
+            max_new_tokens=arguments.max_new_tokens,
+        )
 
 
 def test_the_examples_cover_every_command():
     shown = {shlex.split(c)[3] for c in commands() if "-m specviz" in c}
-    subparsers = next(a for a in cli._parser()._actions if hasattr(a, "choices") and a.choices)
+    subparsers = next(a for a in main._parser()._actions if hasattr(a, "choices") and a.choices)
     assert shown >= set(subparsers.choices)
 
 

@@ -9,9 +9,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import checkpoints
 from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.engine.run import Opened
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
-from specviz.runs import Opened
 from specviz.training import evaluate, retune
 from specviz.training.corpus import Corpus
 from specviz.training.retune import Retune, RetuneOrder
@@ -24,11 +24,26 @@ PROMPTS = tuple(f"prompt number {i}" for i in range(8))
 def tiny(tmp_path, monkeypatch):
     """A tiny target and an untrained hybrid drafter in the place of the embedded ones."""
     torch.manual_seed(0)
-    module = LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=SIZE, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, pad_token_id=None,
-    )).eval().requires_grad_(False)
+    module = (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=SIZE,
+                intermediate_size=48,
+                num_hidden_layers=4,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                rms_norm_eps=1e-5,
+                tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+            )
+        )
+        .eval()
+        .requires_grad_(False)
+    )
 
     class Tokenizer:
         chat_template = eos_token_id = None
@@ -44,18 +59,31 @@ def tiny(tmp_path, monkeypatch):
     source = checkpoints.save(tmp_path / "shipped", "hybrid", net, {"licence": "Apache-2.0"})
     monkeypatch.setattr(retune, "trained", lambda: {"hybrid": source})
     chance = np.random.default_rng(0)
-    old = Corpus(chance.integers(0, VOCAB, 60).astype(np.uint16), np.full(3, 20, np.uint16), np.full(3, 6, np.uint16),
-                 np.zeros(3, np.float32), np.full(3, -1, np.int16))
+    old = Corpus(
+        chance.integers(0, VOCAB, 60).astype(np.uint16),
+        np.full(3, 20, np.uint16),
+        np.full(3, 6, np.uint16),
+        np.zeros(3, np.float32),
+        np.full(3, -1, np.int16),
+    )
     monkeypatch.setattr(retune, "_old_domain", lambda: old)
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "home"))
     return Store()
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    ({"prompts": PROMPTS[:7]}, "8 to 200 prompts"), ({"prompts": (*PROMPTS, " ")}, "none empty"),
-    ({"prompts": (*PROMPTS, PROMPTS[0])}, "twice"), ({"name": "../x"}, "name"), ({"name": ""}, "name"),
-    ({"seconds": 0}, "more than 0 seconds"), ({"k": 17}, "K must be"), ({"answer_tokens": 9}, "16 to 512"),
-])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompts": PROMPTS[:7]}, "8 to 200 prompts"),
+        ({"prompts": (*PROMPTS, " ")}, "none empty"),
+        ({"prompts": (*PROMPTS, PROMPTS[0])}, "twice"),
+        ({"name": "../x"}, "name"),
+        ({"name": ""}, "name"),
+        ({"seconds": 0}, "more than 0 seconds"),
+        ({"k": 17}, "K must be"),
+        ({"answer_tokens": 9}, "16 to 512"),
+    ],
+)
 def test_an_order_that_cannot_be_is_refused_in_a_sentence(change, words):
     with pytest.raises(SettingsError, match=words):
         replace(RetuneOrder(PROMPTS), **change)
@@ -91,12 +119,28 @@ def test_stop_keeps_nothing(tiny):
 
 
 def _live(counts):
-    blank = dict.fromkeys(("mean_acceptance_length_ci", "mean_acceptance_length_without_loops",
-                           "plain_tokens_per_second", "identical_to_plain"))
+    blank = dict.fromkeys(
+        (
+            "mean_acceptance_length_ci",
+            "mean_acceptance_length_without_loops",
+            "plain_tokens_per_second",
+            "identical_to_plain",
+        )
+    )
     total = sum(t for t, _ in counts) / sum(p for _, p in counts)
-    return evaluate.Live(mean_acceptance_length=total, acceptance_by_position=[], survival_by_position=[],
-                         overlap_by_position=[], distinct_4=1.0, looping_prompts=0, prompts=len(counts),
-                         tokens_per_second=1.0, first_differences=[], by_prompt=tuple(counts), **blank)
+    return evaluate.Live(
+        mean_acceptance_length=total,
+        acceptance_by_position=[],
+        survival_by_position=[],
+        overlap_by_position=[],
+        distinct_4=1.0,
+        looping_prompts=0,
+        prompts=len(counts),
+        tokens_per_second=1.0,
+        first_differences=[],
+        by_prompt=tuple(counts),
+        **blank,
+    )
 
 
 def test_the_gain_is_paired_and_its_interval_says_how_sure_it_is():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from specviz.costs import ModelShape
 from specviz.errors import SettingsError
-from specviz.roofline import (
+from specviz.hardware.costs import ModelShape
+from specviz.hardware.roofline import (
     batch_for_busy,
     expected_tokens,
     explained,
@@ -16,7 +16,7 @@ from specviz.roofline import (
     step_cost,
     utilization,
 )
-from specviz.trace import Baseline, Ceilings, Cost, Round, Verdict
+from specviz.trace.records import Baseline, Ceilings, Cost, Round, Verdict
 
 ROOFS = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1e10), (9e10, 1e11), "2026-01-01T00:00:00+00:00")
 LLAMA = ModelShape("llama-8b", 32, 4096, 32, 8, 128, 14336, 128256, weight_bytes=2, cache_bytes=2, activation_bytes=2)
@@ -48,8 +48,10 @@ def test_a_point_above_its_roof_is_flagged_and_never_over_100_per_cent():
     assert point("plain", Cost(10**9, 10**9), 0.125, ROOFS).warning is None
 
 
-@pytest.mark.parametrize("cost,seconds", [(Cost(1, 1), 0.0), (Cost(1, 1), -1.0), (Cost(1, 0), 1.0),
-                                          (Cost(1, 1), float("nan")), (Cost(1, 1), float("inf"))])
+@pytest.mark.parametrize(
+    "cost,seconds",
+    [(Cost(1, 1), 0.0), (Cost(1, 1), -1.0), (Cost(1, 0), 1.0), (Cost(1, 1), float("nan")), (Cost(1, 1), float("inf"))],
+)
 def test_what_has_no_place_on_the_roofline_is_refused(cost, seconds):
     with pytest.raises(SettingsError):
         point("draft", cost, seconds, ROOFS)

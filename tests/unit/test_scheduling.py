@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from specviz import counterexample
 from specviz.errors import SettingsError
-from specviz.scheduling import (
+from specviz.serving import counterexample
+from specviz.serving.scheduling import (
     RoundCosts,
     StepCosts,
     SurvivalEstimate,
@@ -34,8 +34,10 @@ def brute_force(rows, cost):
 
 
 def random_case(chance, most_rows=4, most_slots=4):
-    rows = [survivals(chance.random() for _ in range(chance.randint(0, most_slots)))
-            for _ in range(chance.randint(1, most_rows))]
+    rows = [
+        survivals(chance.random() for _ in range(chance.randint(0, most_slots)))
+        for _ in range(chance.randint(1, most_rows))
+    ]
     seconds, table = 0.0, []
     for _ in range(most_rows * (most_slots + 1)):
         seconds += chance.choice([0.0, 0.01, 0.2, 1.0]) * chance.random()
@@ -123,14 +125,20 @@ def test_what_comes_after_the_stop_changes_nothing():
             lengths = schedule(rows).lengths
             for r, a in enumerate(rows):
                 for slot in range(len(a)):
-                    other = [*a[: slot + 1], *(a[slot] * x for x in survivals(chance.random() for _ in a[slot + 1:]))]
-                    again = schedule([*rows[:r], other, *rows[r + 1:]]).lengths
+                    other = [*a[: slot + 1], *(a[slot] * x for x in survivals(chance.random() for _ in a[slot + 1 :]))]
+                    again = schedule([*rows[:r], other, *rows[r + 1 :]]).lengths
                     assert (lengths[r] > slot) == (again[r] > slot)
 
 
 def test_ties_go_by_slot_then_by_request():
     assert [(r, j) for r, j, _ in candidates([[0.5, 0.5], [0.5, 0.5], [0.9, 0.5]])] == [
-        (2, 0), (0, 0), (1, 0), (0, 1), (1, 1), (2, 1)]
+        (2, 0),
+        (0, 0),
+        (1, 0),
+        (0, 1),
+        (1, 1),
+        (2, 1),
+    ]
     assert take([[0.5, 0.5], [0.5, 0.5]], 3, lambda n: 1.0).lengths == (2, 1)
 
 
@@ -225,7 +233,7 @@ def test_a_prompt_in_the_pass_is_paid_for_by_itself():
 
 def test_drafts_are_spared_while_a_prompt_is_read():
     """In the flat part of the cost four drafts of an even chance pay; where 64 prompt tokens come first, none does."""
-    rates = [[0.5**(j + 1) for j in range(4)]]
+    rates = [[0.5 ** (j + 1) for j in range(4)]]
     assert sum(best_schedule(rates, BUSY.verifying(1)).lengths) >= 2
     rows = [[0.3, 0.1] for _ in range(8)]
     assert sum(best_schedule(rows, BUSY.verifying(8, 64)).lengths) == 0
@@ -233,8 +241,8 @@ def test_drafts_are_spared_while_a_prompt_is_read():
 
 def test_a_busy_simulated_server_serves_more_with_the_scheduler_than_with_k_2():
     """Requests with long prompts arrive faster than they can be served: drafts must not hold up the reading."""
-    from specviz.loadrun import LoadOrder, simulate
-    from specviz.serving import Chances, Limits
+    from specviz.serving.load_test import LoadOrder, simulate
+    from specviz.serving.server import Chances, Limits
 
     order = LoadOrder("toy", "ngram", ("fixed:2", "prefix"), 4.0, 6.0, 1, 4, 7, (32, 64), rows=16)
     chances = Chances(tuple(0.75 * (1 - i / 18) for i in range(7)), 0.25, True)

@@ -6,25 +6,28 @@ from types import SimpleNamespace
 
 import pytest
 
-from specviz import checking, cli, steptable
+from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, bring_to, crossing, serving_settings
+from specviz.bench.sweep import modelled as modelled_map
+from specviz.checks import lossless
+from specviz.cli import main
+from specviz.engine.run import STORE, make_drafter
 from specviz.errors import PairError, SettingsError
-from specviz.figures import heatmap
 from specviz.hardware import catalogue, shapes
-from specviz.loadrun import LoadOrder, LoadRun
-from specviz.models.pairs import find_pair
-from specviz.roofline import modelled_seconds, step_cost
-from specviz.runs import STORE, make_drafter
-from specviz.steptable import ModelledPass, layout, modelled
-from specviz.sweep import Cell, Sweep, SweepOrder, best_k, bring_to, crossing, serving_settings
-from specviz.sweep import modelled as modelled_map
-from specviz.trace import Settings
+from specviz.hardware.roofline import modelled_seconds, step_cost
+from specviz.loader.pairs import find_pair
+from specviz.serving import step_table
+from specviz.serving.load_test import LoadOrder, LoadRun
+from specviz.serving.step_table import ModelledPass, layout, modelled
+from specviz.trace.records import Settings
+from specviz.views.figures import speedup_map
 
 TEXT = "the cat sees the dog and"
 
 
 def order(**more):
-    return SweepOrder("toy", "autoregressive", TEXT, **{"ks": (0, 2), "batches": (1, 2), "rounds": 4,
-                                                         "device": "cpu", **more})
+    return SweepOrder(
+        "toy", "autoregressive", TEXT, **{"ks": (0, 2), "batches": (1, 2), "rounds": 4, "device": "cpu", **more}
+    )
 
 
 @pytest.fixture
@@ -40,7 +43,7 @@ def test_cells_are_measured_and_their_counts_add_up(at_home):
     assert plain.acceptance_rate is None and plain.wasted_flops_per_token == 0
     assert 0 <= cell.acceptance_rate <= 1 and 1 <= cell.mean_acceptance_length <= 3
     assert cell.speedup == pytest.approx(cell.tokens_per_second / cell.plain_tokens_per_second)
-    parts = heatmap.ledger_table(cell)
+    parts = speedup_map.ledger_table(cell)
     assert parts[parts.decoding == "speculative"].flops_per_token.sum() == pytest.approx(cell.flops_per_token)
     assert (parts.flops_per_token >= 0).all()
     assert {p.kind for p in cell.points(sweep.ceilings)} == {"plain", "verify", "draft"}
@@ -87,14 +90,17 @@ def test_what_cannot_be_is_a_sentence(at_home):
     assert "positions" in sweep.cells[8, 1, 4096].note and sweep.cells[8, 1, 4096].speedup is None
 
 
-CELLS = [Cell(k, b, 6, speedup=s) for b, line in ((1, (1.0, 1.4, 1.6)), (4, (1.0, 1.2, 0.9)), (16, (1.0, 0.8, 0.5)))
-         for k, s in enumerate(line)]
+CELLS = [
+    Cell(k, b, 6, speedup=s)
+    for b, line in ((1, (1.0, 1.4, 1.6)), (4, (1.0, 1.2, 0.9)), (16, (1.0, 0.8, 0.5)))
+    for k, s in enumerate(line)
+]
 
 
 def test_the_best_k_and_the_line():
     assert [best_k(CELLS, b).k if best_k(CELLS, b) else None for b in (1, 4, 16)] == [2, 1, None]
     assert crossing(CELLS, 2) == 4 and crossing(CELLS, 1) == 16
-    data = heatmap.verdicts(CELLS)
+    data = speedup_map.verdicts(CELLS)
     assert data.verdict.tolist() == ["K = 2", "K = 1", "do not speculate here"]
     text = serving_settings(CELLS, "ngram")
     config = json.loads(text["vLLM"].split("'")[1])
@@ -105,14 +111,14 @@ def test_the_best_k_and_the_line():
 
 
 def test_the_map_draws_its_line_between_paying_and_losing():
-    data = heatmap.table(CELLS)
-    figure = heatmap.figure(data, (0, 1, 2), (1, 4, 16), "here", "measured", (1, 4))
+    data = speedup_map.table(CELLS)
+    figure = speedup_map.figure(data, (0, 1, 2), (1, 4, 16), "here", "measured", (1, 4))
     line = next(t for t in figure.data if t.name and t.name.startswith("break-even"))
     sides = {(line.x[i], line.y[i], line.x[i + 1], line.y[i + 1]) for i in range(0, len(line.x), 3)}
     assert sides == {(1.5, 0.5, 1.5, 1.5), (0.5, 1.5, 1.5, 1.5), (1.5, 0.5, 2.5, 0.5)}
     assert "From batch 16 on, no K pays on here" in figure.layout.meta["title"]
     assert "#0000" not in figure.to_json()
-    empty = heatmap.figure(heatmap.table([]), (0, 1), (1,), "here", "measured")
+    empty = speedup_map.figure(speedup_map.table([]), (0, 1), (1,), "here", "measured")
     assert "no cell yet" in empty.layout.meta["title"]
 
 
@@ -140,31 +146,68 @@ def test_a_step_table_is_measured_and_kept(at_home):
     target, settings = STORE.open(find_pair("toy").target, "cpu", "fp32"), Settings()
     pair = find_pair("toy")
     for name in ("autoregressive", "ngram"):
-        key = steptable.key(target, "toy", name, settings)
-        assert steptable.cached(key) is None
-        table = steptable.measure(target, lambda name=name: make_drafter(name, pair, target, settings), settings, key,
-                                  context=16, repeats=2, counts=(1, 2, 8), draft_rows=(1, 4))
-        assert steptable.cached(key) == table
+        key = step_table.key(target, "toy", name, settings)
+        assert step_table.cached(key) is None
+        table = step_table.measure(
+            target,
+            lambda name=name: make_drafter(name, pair, target, settings),
+            settings,
+            key,
+            context=16,
+            repeats=2,
+            counts=(1, 2, 8),
+            draft_rows=(1, 4),
+        )
+        assert step_table.cached(key) == table
         assert table.costs.round([2, 0]) > 0
         assert bool(table.draft_tokens) == bool(table.draft_more_seconds) == (name == "autoregressive")
     assert [sum(layout(n)) for n in range(1, 100)] == list(range(1, 100)) and len(layout(200)) == 32
 
 
 def test_the_commands_print_their_keys(at_home, capsys):
-    assert cli.main(["sweep", "--pair", "toy", "--k", "0,1", "--batch", "1", "--rounds", "3", "--json"]) == 0
+    assert main.main(["sweep", "--pair", "toy", "--k", "0,1", "--batch", "1", "--rounds", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"k", "batch", "tokens_per_second", "speedup", "acceptance_rate"} <= set(found["cells"][0])
     assert [c["acceptance_rate"] is None for c in found["cells"]] == [True, False]
-    assert cli.main(["load", "--pair", "toy", "--policy", "none,fixed:2", "--rate", "20", "--seconds", "0.5",
-                     "--length", "4..8", "--json"]) == 0
+    assert (
+        main.main(
+            [
+                "load",
+                "--pair",
+                "toy",
+                "--policy",
+                "none,fixed:2",
+                "--rate",
+                "20",
+                "--seconds",
+                "0.5",
+                "--length",
+                "4..8",
+                "--json",
+            ]
+        )
+        == 0
+    )
     found = json.loads(capsys.readouterr().out)["policies"]
     assert [f["policy"] for f in found] == ["none", "fixed K = 2"]
-    assert {"rate", "tokens_per_second", "tokens_per_second_per_user", "mean_verify_length",
-            "wasted_verify_fraction", "requests", "identical"} <= set(found[0])
+    assert {
+        "rate",
+        "tokens_per_second",
+        "tokens_per_second_per_user",
+        "mean_verify_length",
+        "wasted_verify_fraction",
+        "requests",
+        "identical",
+    } <= set(found[0])
     assert all(f["identical"] is True for f in found)
-    for bad in (["sweep", "--k", "0..99"], ["sweep", "--batch", "0"], ["load", "--rate", "x"],
-                ["load", "--policy", "other"], ["load", "--pair", "toy", "--length", "9..1"]):
-        assert cli.main(bad) == 2
+    for bad in (
+        ["sweep", "--k", "0..99"],
+        ["sweep", "--batch", "0"],
+        ["load", "--rate", "x"],
+        ["load", "--policy", "other"],
+        ["load", "--pair", "toy", "--length", "9..1"],
+    ):
+        assert main.main(bad) == 2
         out, err = capsys.readouterr()
         assert not out and "Traceback" not in err
 
@@ -177,25 +220,45 @@ def test_a_text_that_parts_from_its_text_alone_is_a_defect_unless_two_tokens_wer
     other = [*record.tokens[:2], record.tokens[2] ^ 1, *record.tokens[3:]]
     changed = SimpleNamespace(records={0: replace(record, tokens=other)})
     assert run._against_alone(target, changed) == {
-        "identical": False, "near_ties": 0, "differing": 1, "widest_gap": None}
-    gap = checking.top_gap(target.model, [*record.job.prompt, *record.tokens[:2]])
-    monkeypatch.setattr(checking, "NEAR_TIE", {"fp32": gap})
+        "identical": False,
+        "near_ties": 0,
+        "differing": 1,
+        "widest_gap": None,
+    }
+    gap = lossless.top_gap(target.model, [*record.job.prompt, *record.tokens[:2]])
+    monkeypatch.setattr(lossless, "NEAR_TIE", {"fp32": gap})
     assert run._against_alone(target, changed) == {
-        "identical": False, "near_ties": 1, "differing": 0, "widest_gap": gap}
+        "identical": False,
+        "near_ties": 1,
+        "differing": 0,
+        "widest_gap": gap,
+    }
     shorter = SimpleNamespace(records={0: replace(record, tokens=record.tokens[:3])})
     assert run._against_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
 
 
 def test_a_load_is_simulated_on_a_device_of_the_catalogue(capsys):
     """No model runs: the same arrivals under two policies, labelled as simulated, and the same figures again."""
-    command = ["load", "--simulate", "H100 SXM", "--policy", "fixed:2,prefix", "--rate", "20", "--seconds", "0.5",
-               "--rows", "8", "--json"]
-    assert cli.main(command) == 0
+    command = [
+        "load",
+        "--simulate",
+        "H100 SXM",
+        "--policy",
+        "fixed:2,prefix",
+        "--rate",
+        "20",
+        "--seconds",
+        "0.5",
+        "--rows",
+        "8",
+        "--json",
+    ]
+    assert main.main(command) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["simulated"] and first["device"] == "H100 SXM" and first["table"] is None
     assert [p["policy"] for p in first["policies"]] == ["fixed K = 2", "prefix scheduler"]
     assert all(p["finished"] == p["requests"] > 0 for p in first["policies"])
-    assert cli.main(command) == 0
+    assert main.main(command) == 0
     assert json.loads(capsys.readouterr().out) == first
-    assert cli.main(["load", "--simulate", "Abacus"]) == 2
+    assert main.main(["load", "--simulate", "Abacus"]) == 2
     assert "no device 'Abacus'" in capsys.readouterr().err

@@ -40,11 +40,11 @@ def test_conversations_follow_the_template_and_the_filters(tmp_path):
     assert tally.kept == len(corpus) >= 6 and tally.answer_tokens == corpus.answer_tokens
     for i in range(len(corpus)):
         text, start = corpus.conversation(i).tolist(), int(corpus.answer_start[i])
-        assert text[:2] == made.before and text[start - 3: start] == made.after
+        assert text[:2] == made.before and text[start - 3 : start] == made.after
         assert END not in text[start:-1] and (text[-1] == END or len(text) == 90)
         assert len(text) - start >= synthesis.SHORTEST_ANSWER
         if (topic := corpus.topic[i]) >= 0:
-            assert text[2: 2 + len(made.topics[topic])] == made.topics[topic]
+            assert text[2 : 2 + len(made.topics[topic])] == made.topics[topic]
 
 
 def test_shards_are_continued_until_there_are_enough_tokens(tmp_path):
@@ -64,8 +64,13 @@ def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
     stock = module()
     chance = np.random.default_rng(0)
     length = np.full(120, 40, np.uint16)
-    corpus = Corpus(chance.integers(0, VOCAB, 120 * 40).astype(np.uint16), length, np.full(120, 8, np.uint16),
-                    np.zeros(120, np.float32), np.full(120, -1, np.int16))
+    corpus = Corpus(
+        chance.integers(0, VOCAB, 120 * 40).astype(np.uint16),
+        length,
+        np.full(120, 8, np.uint16),
+        np.zeros(120, np.float32),
+        np.full(120, -1, np.int16),
+    )
     features.compute(CausalModel(stock), corpus, tmp_path / "s0")
     s = recipes.setting(stock, features.TapStore(tmp_path), torch.arange(0, VOCAB, 2))
     assert s.judging and s.calibrating and not set(s.judging) & set(s.calibrating)

@@ -6,22 +6,41 @@ import random
 import pytest
 from tiny_models import byte_level_tokenizer
 
-from specviz.models.load import load_tokenizer
-from specviz.models.tokenizer import Tokenizer
-from specviz.models.toy import FOLDER
-from specviz.pieces import piece_table
-from specviz.prompts import PRESETS, encode
+from specviz.engine.prompts import PRESETS, encode
+from specviz.loader.load_model import load_tokenizer
+from specviz.loader.tokenizer import Tokenizer
+from specviz.loader.toy import FOLDER
+from specviz.trace.token_text import piece_table
 
-TEMPLATE = ("{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}{{ eos_token }}\n    {% endfor %}\n"
-            "{% if add_generation_prompt %}[assistant]{% endif %}")
+TEMPLATE = (
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}{{ eos_token }}\n    {% endfor %}\n"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 TEXTS = [
-    "", " ", "the cat", " leading and trailing ", "tab\there\nand\r\n\n\n",
-    "naïve café ŒßẞİI", "日本語の文。한국어", "עברית العربية",
-    "🙂👩‍👩‍👧 and 🇫🇷", "def f(x):\n\treturn x ** 2  # 3.14e-5\n",
-    "\u200b\ufeff zero width", "a\\xb7c", "Ġ Ċ ▁", "e\u0301 = é",
-    "<|im_start|>user\nHi<|im_end|>\n", "<|end|>the<|end|>",
-    "<|im_start|", "https://example.org/?q=1&b=%20", "it's I'll WE'RE",
-    "x" * 3000, "0123456789 " * 50, "\0", "\ufffd", *(preset.text for preset in PRESETS),
+    "",
+    " ",
+    "the cat",
+    " leading and trailing ",
+    "tab\there\nand\r\n\n\n",
+    "naïve café ŒßẞİI",
+    "日本語の文。한국어",
+    "עברית العربية",
+    "🙂👩‍👩‍👧 and 🇫🇷",
+    "def f(x):\n\treturn x ** 2  # 3.14e-5\n",
+    "\u200b\ufeff zero width",
+    "a\\xb7c",
+    "Ġ Ċ ▁",
+    "e\u0301 = é",
+    "<|im_start|>user\nHi<|im_end|>\n",
+    "<|end|>the<|end|>",
+    "<|im_start|",
+    "https://example.org/?q=1&b=%20",
+    "it's I'll WE'RE",
+    "x" * 3000,
+    "0123456789 " * 50,
+    "\0",
+    "\ufffd",
+    *(preset.text for preset in PRESETS),
 ]
 
 
@@ -38,11 +57,22 @@ def folder(request, tmp_path):
 def random_texts(count: int) -> list[str]:
     """Characters from all over Unicode, with spaces, line breaks and special tokens among them."""
     chance = random.Random(0)
-    blocks = [range(32, 127)] * 4 + [range(0xA0, 0x250), range(0x370, 0x600), range(0x3040, 0x3100),
-                                     range(0x4E00, 0x5000), range(0x1F300, 0x1F700), range(0x2000, 0x2070)]
+    blocks = [range(32, 127)] * 4 + [
+        range(0xA0, 0x250),
+        range(0x370, 0x600),
+        range(0x3040, 0x3100),
+        range(0x4E00, 0x5000),
+        range(0x1F300, 0x1F700),
+        range(0x2000, 0x2070),
+    ]
     parts = [" ", "\n", "  ", "<|im_end|>", "<|end|>", "ing ", "the "]
-    return ["".join(chance.choice(parts) if chance.random() < 0.2 else chr(chance.choice(chance.choice(blocks)))
-                    for _ in range(chance.randrange(1, 60))) for _ in range(count)]
+    return [
+        "".join(
+            chance.choice(parts) if chance.random() < 0.2 else chr(chance.choice(chance.choice(blocks)))
+            for _ in range(chance.randrange(1, 60))
+        )
+        for _ in range(count)
+    ]
 
 
 def test_ids_texts_and_vocabulary_are_those_of_transformers(folder):
@@ -92,10 +122,18 @@ def test_the_toy_words_are_read_alike():
             tokenizer.encode("Hello there")
 
 
-@pytest.mark.parametrize("template", [
-    "{{ tools }}", "{{ messages | tojson }}", "{% generation %}x{% endgeneration %}", "{{ strftime_now('%Y') }}",
-    "{% set ns = namespace(a=1) %}{{ ns.a }}", "{{ dict(a=1) }}", "{% if %}",
-])
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ tools }}",
+        "{{ messages | tojson }}",
+        "{% generation %}x{% endgeneration %}",
+        "{{ strftime_now('%Y') }}",
+        "{% set ns = namespace(a=1) %}{{ ns.a }}",
+        "{{ dict(a=1) }}",
+        "{% if %}",
+    ],
+)
 def test_templates_that_need_more_are_left_to_transformers(tmp_path, template):
     made = byte_level_tokenizer()
     made.chat_template = template
@@ -113,10 +151,17 @@ def test_a_template_gets_at_nothing_but_the_turns(tmp_path):
         ours.apply_chat_template([{"role": "user", "content": "Hi"}])
 
 
-@pytest.mark.parametrize("change", [
-    {"tokenizer_class": "LlamaTokenizer"}, {"clean_up_tokenization_spaces": True}, {"add_prefix_space": True},
-    {"bos_token": "<new>"}, {"split_special_tokens": True}, {"chat_template": [{"name": "default", "template": "x"}]},
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer_class": "LlamaTokenizer"},
+        {"clean_up_tokenization_spaces": True},
+        {"add_prefix_space": True},
+        {"bos_token": "<new>"},
+        {"split_special_tokens": True},
+        {"chat_template": [{"name": "default", "template": "x"}]},
+    ],
+)
 def test_settings_that_change_something_are_left_to_transformers(tmp_path, change):
     byte_level_tokenizer().save_pretrained(tmp_path)
     assert isinstance(load_tokenizer(tmp_path), Tokenizer)

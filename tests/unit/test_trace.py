@@ -15,11 +15,24 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from specviz import cli, frames, metrics
-from specviz import trace as tracing
+from specviz.cli import main
+from specviz.engine.run import ModelStore, Order, Run
 from specviz.errors import SettingsError, TraceError
-from specviz.runs import ModelStore, Order, Run
-from specviz.trace import Settings, Trace, dumps, from_json, load, loads, save, schema, to_json, write_atomically
+from specviz.trace import metrics
+from specviz.trace import records as tracing
+from specviz.trace.records import (
+    Settings,
+    Trace,
+    dumps,
+    from_json,
+    load,
+    loads,
+    save,
+    schema,
+    to_json,
+    write_atomically,
+)
+from specviz.views import frames
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,9 +42,17 @@ def trace(tmp_path_factory) -> Trace:
     """A real run of the toy pair: two rows, drafts accepted, rejected and dropped."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECVIZ_HOME", str(tmp_path_factory.mktemp("home")))
-        run = Run(Order("toy", "autoregressive", "the cat sees", Settings(k=3, temperature=5.0, top_p=0.97,
-                                                                          max_new_tokens=24), rows=2, device="cpu"),
-                  ModelStore()).execute()
+        run = Run(
+            Order(
+                "toy",
+                "autoregressive",
+                "the cat sees",
+                Settings(k=3, temperature=5.0, top_p=0.97, max_new_tokens=24),
+                rows=2,
+                device="cpu",
+            ),
+            ModelStore(),
+        ).execute()
     assert run.status == "complete", run.error
     verdicts = {x.verdict for r in run.rounds for v in r.rows for x in v.positions}
     assert verdicts == {"accepted", "rejected", "dropped", "bonus"}
@@ -228,8 +249,27 @@ def test_whatever_loads_can_be_shown_and_measured(text):
     """A real trace with one or two values changed at random, hundreds of times: it is refused with a sentence, or
     the player's frames, the metrics and the table of the command line all work on it, without NaN."""
     base, chance = json.loads(text), random.Random(0)
-    values = [None, 0, 1, -1, 3, 17, 10**19, 0.5, -0.5, 1e308, -1e308, 5e-324, "", "rejected", "leftover", "eos", True,
-              [], {}]
+    values = [
+        None,
+        0,
+        1,
+        -1,
+        3,
+        17,
+        10**19,
+        0.5,
+        -0.5,
+        1e308,
+        -1e308,
+        5e-324,
+        "",
+        "rejected",
+        "leftover",
+        "eos",
+        True,
+        [],
+        {},
+    ]
     loaded = 0
     for _ in range(250):
         data = copy.deepcopy(base)
@@ -250,9 +290,9 @@ def test_whatever_loads_can_be_shown_and_measured(text):
         loaded += 1
         for row in range(len(changed.prompts)):
             json.dumps(frames.row_rounds(changed, row), allow_nan=False)
-            assert frames.segments(changed, row) is not None and cli._row(changed, row)
-        json.dumps([cli.summary(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
-        assert cli._head(changed)
+            assert frames.segments(changed, row) is not None and main._row(changed, row)
+        json.dumps([main.summary(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
+        assert main._head(changed)
         dumps(changed)
     assert loaded > 20
 
@@ -270,6 +310,7 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if step == "write":
+
         class Full(io.FileIO):
             write = full
 
@@ -293,8 +334,8 @@ def test_a_trace_loads_and_is_shown_without_torch(trace, tmp_path):
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'streamlit', 'numpy'): sys.modules[name] = None\n"
-        "from specviz.trace import load\n"
-        "from specviz.cli import main\n"
+        "from specviz.trace.records import load\n"
+        "from specviz.cli.main import main\n"
         f"print(len(load({str(path)!r}).rounds))\n"
         f"sys.exit(main(['trace', 'show', {str(path)!r}]))\n"
     )

@@ -5,10 +5,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specviz.calibration import expected_error
 from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
+from specviz.trace.calibration import expected_error
 from specviz.training import distil, features, losses
 from specviz.training.corpus import Corpus, distinct4
 
@@ -18,11 +18,26 @@ DRAFT_IDS = torch.arange(0, VOCAB, 2)
 
 def module(seed=0):
     torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, hidden_size=SIZE, intermediate_size=48, num_hidden_layers=LAYERS, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-5, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, pad_token_id=None,
-    )).eval().requires_grad_(False)
+    return (
+        LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCAB,
+                hidden_size=SIZE,
+                intermediate_size=48,
+                num_hidden_layers=LAYERS,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=8,
+                rms_norm_eps=1e-5,
+                tie_word_embeddings=True,
+                bos_token_id=None,
+                eos_token_id=None,
+                pad_token_id=None,
+            )
+        )
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 def block_net(serial=24, seed=1):
@@ -37,8 +52,13 @@ def corpus(rows=12, seed=0):
     chance = np.random.default_rng(seed)
     length = chance.integers(14, 24, rows).astype(np.uint16)
     tokens = chance.integers(0, VOCAB, int(length.sum())).astype(np.uint16)
-    return Corpus(tokens, length, chance.integers(5, 9, rows).astype(np.uint16), np.zeros(rows, np.float32),
-                  np.full(rows, -1, np.int16))
+    return Corpus(
+        tokens,
+        length,
+        chance.integers(5, 9, rows).astype(np.uint16),
+        np.zeros(rows, np.float32),
+        np.full(rows, -1, np.int16),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -181,8 +201,15 @@ def test_training_lowers_the_loss_and_resumes_from_its_checkpoint(store, tmp_pat
         return loss, measures
 
     def run(steps):
-        return distil.train(net, store, lambda: list(range(12)), step_loss, recipe,
-                            share_done=lambda at: at.step / steps, checkpoint=tmp_path / "c.pt")
+        return distil.train(
+            net,
+            store,
+            lambda: list(range(12)),
+            step_loss,
+            recipe,
+            share_done=lambda at: at.step / steps,
+            checkpoint=tmp_path / "c.pt",
+        )
 
     assert run(12).step == 12
     resumed = run(40)

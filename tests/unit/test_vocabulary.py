@@ -6,8 +6,8 @@ import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.errors import PairError
-from specviz.models.pairs import find_pair
-from specviz.models.vocabulary import check_pair, compare
+from specviz.loader.compatibility import check_pair, compare
+from specviz.loader.pairs import find_pair
 
 
 def test_the_same_tokenizer_fits():

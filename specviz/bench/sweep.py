@@ -1,0 +1,383 @@
+"""K x batch x context, measured cell by cell: tokens per second against plain decoding of the same rows.
+
+A cell decodes `rounds` rounds of `batch` copies of one prompt, each with its own seed, and times a plain step of the
+same rows after every round. The first round and the first plain step warm up and do not count. No row ends inside a
+cell, so the batch stays whole. Cells that are there are not measured again: a stopped sweep goes on where it was.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from specviz.engine.request import Order, check_drafter
+from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
+from specviz.hardware.costs import ModelShape
+from specviz.hardware.roofline import Point, expected_tokens, modelled_seconds, point, step_cost
+from specviz.loader.pairs import find_pair
+from specviz.trace import metrics
+from specviz.trace.metrics import flops_per_token, plain_flops_per_token
+from specviz.trace.records import MAX_K, MAX_ROWS, Baseline, Ceilings, Cost, Settings
+from specviz.worker import Worker
+
+LONGEST_CONTEXT = 4096
+NOTHING = Cost(0, 0)
+
+
+@dataclass(frozen=True)
+class SweepOrder:
+    """What to measure. settings.k and settings.max_new_tokens are not used: each cell sets its own."""
+
+    pair: str
+    drafter: str
+    text: str
+    ks: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+    batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
+    contexts: tuple[int, ...] = (0,)
+    """Tokens that the prompt is brought to by text before it; 0 leaves it as it is."""
+    settings: Settings = field(default_factory=Settings)
+    rounds: int = 10
+    device: str = "auto"
+    precision: str = "auto"
+
+    def __post_init__(self):
+        for name, low, high in (("ks", 0, MAX_K), ("batches", 1, MAX_ROWS), ("contexts", 0, LONGEST_CONTEXT)):
+            values = getattr(self, name)
+            if not values or any(isinstance(v, bool) or not isinstance(v, int) or not low <= v <= high for v in values):
+                raise SettingsError(f"{name} must be whole numbers from {low} to {high}, at least one.")
+        if not 3 <= self.rounds <= 200:
+            raise SettingsError(f"A cell needs from 3 to 200 rounds, not {self.rounds}.")
+
+    @property
+    def keys(self) -> list[Key]:
+        """Every cell, in the order of measuring: what is quick comes first."""
+        return [(k, b, c) for c in self.contexts for b in sorted(self.batches) for k in sorted(set(self.ks))]
+
+
+Key = tuple[int, int, int]
+"""K, batch, context"""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell. Rates are None where nothing was drafted, or where the cell could not be measured (see `note`)."""
+
+    k: int
+    batch: int
+    context: int
+    """Tokens of the prompt as it was decoded."""
+    tokens_per_second: float | None = None
+    """Of all rows together: mean tokens of a round over its median time."""
+    plain_tokens_per_second: float | None = None
+    speedup: float | None = None
+    acceptance_rate: float | None = None
+    mean_acceptance_length: float | None = None
+    flops_per_token: float | None = None
+    plain_flops_per_token: float | None = None
+    draft_seconds: float | None = None
+    """Per round, like the next two and the costs."""
+    verify_seconds: float | None = None
+    plain_seconds: float | None = None
+    draft_cost: Cost = NOTHING
+    verify_cost: Cost = NOTHING
+    plain_cost: Cost = NOTHING
+    wasted_flops_per_token: float | None = None
+    """Target FLOPs on positions that gave no token, per emitted token."""
+    draft_flops_per_token: float | None = None
+    text: str = ""
+    """The prompt, with what was put before it."""
+    note: str = ""
+
+    def points(self, ceilings: Ceilings) -> list[Point]:
+        """Its plain, verify and draft step on the roofline, as far as they were timed."""
+        steps = (
+            ("plain", self.plain_cost, self.plain_seconds),
+            ("verify", self.verify_cost, self.verify_seconds),
+            ("draft", self.draft_cost, self.draft_seconds),
+        )
+        return [point(kind, cost, seconds, ceilings) for kind, cost, seconds in steps if seconds and cost.bytes]
+
+
+class Sweep(Worker):
+    """Measures the cells of an order. `start` again after a stop goes on with those that are missing."""
+
+    def __init__(self, order: SweepOrder, store=None):
+        super().__init__()
+        pair = find_pair(order.pair)
+        check_drafter(pair, order.drafter)
+        self.order, self.pair = order, pair
+        self.cells: dict[Key, Cell] = {}
+        self.ceilings: Ceilings | None = None
+        self.device = self.precision = ""
+        self.only: Key | None = None
+        """A single cell to measure at the next start, of the order or not."""
+        self._store = store
+
+    @property
+    def missing(self) -> list[Key]:
+        return [key for key in self.order.keys if key not in self.cells]
+
+    def run_order(self, cell: Cell) -> Order:
+        """The order that decodes a cell's rows again, as a run that can be watched."""
+        order = self.order
+        return Order(
+            order.pair,
+            order.drafter,
+            cell.text,
+            replace(order.settings, k=cell.k, max_new_tokens=max(16, order.rounds * (cell.k + 1))),
+            rows=cell.batch,
+            device=order.device,
+            precision=order.precision,
+        )
+
+    def work(self) -> None:
+        from specviz.engine.run import STORE
+        from specviz.hardware import ceilings
+
+        store, order = self._store or STORE, self.order
+        self.tell("Opening the pair", 0.0)
+        target = store.open(
+            self.pair.target, order.device, order.precision, lambda p: self.tell(p.stage), self.stopping
+        )
+        self.device, self.precision = target.device, target.precision
+        self.ceilings = ceilings.cached(target.device, target.precision)
+        if self.ceilings is None:
+            self.tell("Measuring this machine's ceilings, once")
+            self.ceilings = ceilings.measure(target.device, target.precision, stop=self.stopping, quick=True)
+        prompts: dict[int, tuple[str, list[int]]] = {}
+        wanted, self.only = [self.only] if self.only else self.missing, None
+        for i, (k, batch, context) in enumerate(wanted):
+            if self.stopping():
+                return
+            words = f"K = {k}, batch {batch}" + (f", context {context}" if context else "")
+            self.tell(f"{words}: cell {i + 1} of {len(wanted)}", i / len(wanted))
+            if context not in prompts:
+                prompts[context] = bring_to(target.tokenizer, order.text, context, self.pair.name == "toy")
+            text, ids = prompts[context]
+            try:
+                self.cells[k, batch, context] = self._measure(store, target, k, batch, text, ids)
+            except MemoryBudgetError as error:
+                self.cells[k, batch, context] = Cell(k, batch, len(ids), text=text, note=str(error))
+        self.tell("", 1.0)
+
+    def _measure(self, store, target, k: int, batch: int, text: str, ids: list[int]) -> Cell:
+        from specviz.engine.loop import Measurements, decode
+        from specviz.engine.run import make_drafter
+
+        order = self.order
+        new = order.rounds * (k + 1) + 1  # so that no row ends inside the cell
+        settings = replace(order.settings, k=k, max_new_tokens=min(4096, new))
+        _check_room(target, batch, len(ids) + new, k)
+        drafter = make_drafter(order.drafter, self.pair, target, settings, store, stop=self.stopping) if k else None
+        if drafter is not None and k > drafter.max_k:
+            return Cell(k, batch, len(ids), text=text, note=f"This drafter drafts at most {drafter.max_k} tokens.")
+        measured, rounds = Measurements(), []
+        steps = decode(
+            target.model,
+            drafter,
+            [ids] * batch,
+            settings,
+            eos_ids=frozenset(),
+            baseline_every=1,
+            record=False,
+            measured=measured,
+            seeds=[order.settings.seed + row for row in range(batch)],
+        )
+        try:
+            for round_ in steps:
+                rounds.append(round_)
+                if self.stopping():
+                    raise SpecVizError("Stopped inside a cell.")
+                if len(rounds) == order.rounds:
+                    break
+        finally:
+            steps.close()
+        return _cell(k, batch, len(ids), text, rounds[1:], _without_first(measured.baseline))
+
+
+def _without_first(baseline: Baseline) -> Baseline:
+    return Baseline(baseline.seconds[1:], baseline.forward_seconds[1:], baseline.rows[1:], baseline.cost)
+
+
+def _cell(k: int, batch: int, context: int, text: str, rounds: list, baseline: Baseline) -> Cell:
+    n, emitted = len(rounds), metrics.counts(rounds).emitted
+    target = sum(r.target_cost.flops for r in rounds)
+    useful = sum(r.target_cost.flops * sum(len(v.emitted) for v in r.rows) / r.target_tokens for r in rounds)
+    # the median round and the median plain step, alike on both sides: all rounds of a cell have the same width
+    rate = emitted / n / statistics.median(r.seconds for r in rounds)
+    plain = batch / statistics.median(baseline.seconds)
+    return Cell(
+        k,
+        batch,
+        context,
+        rate,
+        plain,
+        rate / plain,
+        metrics.acceptance_rate(rounds),
+        metrics.mean_acceptance_length(rounds),
+        flops_per_token(rounds),
+        plain_flops_per_token(baseline),
+        statistics.median(r.draft_seconds for r in rounds),
+        statistics.median(r.verify_seconds for r in rounds),
+        statistics.median(baseline.forward_seconds),
+        _mean([r.draft_cost for r in rounds]),
+        _mean([r.target_cost for r in rounds]),
+        baseline.cost,
+        (target - useful) / emitted,
+        sum(r.draft_cost.flops for r in rounds) / emitted,
+        text,
+    )
+
+
+def _mean(costs: Sequence[Cost]) -> Cost:
+    return Cost(sum(c.flops for c in costs) // len(costs), sum(c.bytes for c in costs) // len(costs))
+
+
+def _check_room(target, rows: int, tokens: int, k: int) -> None:
+    """Refuse a cell whose caches and logits would not fit, before anything is allocated."""
+    from specviz.hardware.memory import free_memory_bytes
+    from specviz.loader.requirements import gigabytes
+
+    model = target.model
+    if model.max_positions is not None and tokens > model.max_positions:
+        raise MemoryBudgetError(f"This cell needs {tokens} positions, and the target has {model.max_positions}.")
+    wanted = rows * (2 * tokens * model.shape.cache_bytes_per_token + (k + 1) * model.vocab_size * 32)
+    free = free_memory_bytes(target.device)
+    if wanted > free:
+        raise MemoryBudgetError(
+            f"This cell needs about {gigabytes(wanted)}, and {gigabytes(free)} are free: lower the "
+            "batch, K or the context."
+        )
+
+
+_FILLER = (
+    "The harbour lay quiet in the early light. Boats came and went, a bell rang twice, and somebody on the quay "
+    "counted crates into an old ledger while the tide turned and the gulls moved inland over the roofs. "
+)
+
+
+def bring_to(tokenizer, text: str, tokens: int, toy: bool = False) -> tuple[str, list[int]]:
+    """The text with as much before it that the prompt has about `tokens` tokens, and its ids; 0 leaves it as it is.
+
+    What is put before it is one paragraph over and over: it makes the cache long, it is not meant to be read.
+    """
+    from specviz.engine.prompts import encode
+
+    def filled(words: int) -> tuple[str, list[int]]:
+        source = ("the cat sees the dog and " if toy else _FILLER).split()
+        before = " ".join(source[i % len(source)] for i in range(words))
+        whole = f"{before}{' ' if toy else chr(10) * 2}{text}" if words else text
+        return whole, list(encode(tokenizer, whole).ids)
+
+    low, best = 0, filled(0)
+    if len(best[1]) >= tokens:
+        return best
+    high = tokens
+    while high - low > 1:  # the most words that do not make it longer than asked
+        middle = (low + high) // 2
+        tried = filled(middle)
+        if len(tried[1]) <= tokens:
+            low, best = middle, tried
+        else:
+            high = middle
+    return best
+
+
+# ------------------------------------------------------------------------------- reading a finished map
+
+
+def best_k(cells: Sequence[Cell], batch: int, context: int | None = None) -> Cell | None:
+    """The measured cell of a batch with the most tokens per second against plain; None if none is above 1."""
+    mine = [
+        c
+        for c in cells
+        if c.batch == batch and c.speedup is not None and c.k and (context is None or c.context == context)
+    ]
+    best = max(mine, key=lambda c: (c.speedup, -c.k), default=None)
+    return best if best is not None and best.speedup > 1 else None
+
+
+def crossing(cells: Sequence[Cell], k: int) -> int | None:
+    """The smallest measured batch at which a K is no faster than plain decoding; None if it always is."""
+    return min((c.batch for c in cells if c.k == k and c.speedup is not None and c.speedup <= 1), default=None)
+
+
+def serving_settings(cells: Sequence[Cell], drafter: str) -> dict[str, str]:
+    """What to write into vLLM and SGLang to speculate as the map says: text to copy, by program."""
+    import json
+
+    batches = sorted({c.batch for c in cells if c.speedup is not None})
+    chosen = {b: (best.k if (best := best_k(cells, b)) else 0) for b in batches}
+    if not chosen:
+        return {}
+    top = max(chosen.values())
+    method = {"ngram": "ngram"}.get(drafter, "draft_model")
+    config = {"method": method, "num_speculative_tokens": max(1, top)}
+    if method == "ngram":
+        config |= {"prompt_lookup_max": 4, "prompt_lookup_min": 1}
+    else:
+        config |= {"model": "<your drafter>"}
+    table = ", ".join(f"{b}: {k}" for b, k in chosen.items())
+    off = next((b for b in batches if not chosen[b]), None)
+    vllm = f"vllm serve <your target> --speculative-config '{json.dumps(config)}'\n# K by batch, as measured: {table}"
+    algorithm = "NGRAM" if method == "ngram" else "STANDALONE"
+    sglang = (
+        f"python -m sglang.launch_server --model-path <your target> --speculative-algorithm {algorithm} "
+        f"--speculative-num-draft-tokens {top + 1}\n# SGLang counts the anchor: {top + 1} is K = {top}"
+    )
+    if off is not None:
+        vllm += f"\n# from {off} requests at once on, do not speculate"
+        sglang += f"\n# from {off} requests at once on, do not speculate"
+    return {"vLLM": vllm, "SGLang": sglang}
+
+
+# ---------------------------------------------------------------------------------------------- modelled
+
+
+def modelled(
+    shape: ModelShape,
+    ceilings: Ceilings,
+    ks: Sequence[int],
+    batches: Sequence[int],
+    context: int,
+    survival: float,
+    draft_ratio: float,
+    serial: bool,
+) -> list[Cell]:
+    """The map of a device by its roofs. survival: the chance of each draft, given those before it; draft_ratio: one
+    pass of the drafter in passes of the target of the same width. Time is what the slower roof allows."""
+    cells = []
+    for batch in batches:
+        plain = step_cost(shape, batch, 0, context)
+        plain_seconds = modelled_seconds(plain, ceilings)
+        for k in ks:
+            cost = step_cost(shape, batch, k, context)
+            verify = modelled_seconds(cost, ceilings)
+            draft = draft_ratio * (k * plain_seconds if serial else verify) if k else 0.0
+            tokens = expected_tokens(survival, k)
+            seconds = verify + draft
+            drafted = Cost(round(draft_ratio * (k * plain.flops if serial else cost.flops)) if k else 0, 0)
+            cells.append(
+                Cell(
+                    k,
+                    batch,
+                    context,
+                    batch * tokens / seconds,
+                    batch / plain_seconds,
+                    tokens / seconds * plain_seconds,
+                    (tokens - 1) / k if k else None,
+                    tokens if k else None,
+                    (cost.flops + drafted.flops) / batch / tokens,
+                    plain.flops / batch,
+                    draft,
+                    verify,
+                    plain_seconds,
+                    drafted,
+                    cost,
+                    plain,
+                    cost.flops * (1 - tokens / (k + 1)) / batch / tokens,
+                    drafted.flops / batch / tokens,
+                )
+            )
+    return cells

@@ -1,0 +1,330 @@
+"""The Batch page: the measured map that fills in, a modelled one beside it, and whatever cell is chosen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import streamlit as st
+
+from specviz import format
+from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, modelled, serving_settings
+from specviz.engine.prompts import preset, presets_for
+from specviz.engine.request import drafter_names
+from specviz.hardware import catalogue, shapes
+from specviz.loader.pairs import EMBEDDED, find_pair, names
+from specviz.trace.records import MAX_K, Settings
+from specviz.ui import stage, task
+from specviz.ui.chart import chart
+from specviz.views.figures import roofline_chart, speedup_map
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+CONTEXTS = (0, 128, 512, 1024, 2048, 4096)
+POLL_SECONDS = 0.7
+BOUND = {"bind": "query-params"}
+_WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
+
+
+def controls() -> SweepOrder:
+    """What to measure; every control is in the address. Raises SpecVizError."""
+    first, second, third = st.columns(3)
+    pair = find_pair(
+        first.selectbox(
+            "Pair", names(), key="map-pair", **BOUND, help=f"{EMBEDDED} comes with the app, toy needs nothing"
+        )
+    )
+    drafter = second.selectbox("Drafter", drafter_names(pair), key="map-drafter", **BOUND)
+    presets = presets_for(pair.name)
+    name = third.selectbox(
+        "Prompt",
+        [p.name for p in presets],
+        key="map-prompt",
+        **BOUND,
+        format_func=lambda n: preset(n).title,
+        help="All rows decode it, each with its own seed",
+    )
+    first, second, third = st.columns(3)
+    low, high = first.slider("K to measure", 0, MAX_K, (0, 8), key="map-ks", **BOUND)
+    batches = second.pills("Batches", BATCHES, selection_mode="multi", default=BATCHES[:6], key="map-batches")
+    context = third.select_slider(
+        "Context (tokens)",
+        CONTEXTS,
+        0,
+        key="map-context",
+        **BOUND,
+        format_func=lambda n: f"{n:,}" if n else "the prompt",
+        help="The prompt is brought to this length by text before it: long caches move the line",
+    )
+    with st.expander("More: temperature, rounds per cell"):
+        first, second = st.columns(2)
+        temperature = first.slider(
+            "Temperature",
+            0.0,
+            2.0,
+            0.0,
+            0.05,
+            key="map-temperature",
+            **BOUND,
+            help="At 0 all rows say the same, as they share the prompt",
+        )
+        rounds = second.slider(
+            "Rounds per cell",
+            4,
+            40,
+            10,
+            key="map-rounds",
+            **BOUND,
+            help="More rounds, steadier figures; the first of each cell does not count",
+        )
+    return SweepOrder(
+        pair.name,
+        drafter,
+        preset(name).text,
+        tuple(range(low, high + 1)),
+        tuple(batches or (1,)),
+        (context,),
+        Settings(temperature=temperature),
+        rounds,
+    )
+
+
+# ---------------------------------------------------------------------------------------- measuring
+
+
+def _sweeps() -> dict:
+    """The session's sweeps by what they measure; cells survive a change of K, batches or context."""
+    return st.session_state.setdefault("sweeps", {})
+
+
+def current(order: SweepOrder) -> Sweep:
+    """The sweep of the same pair, drafter, prompt and sampling, with its order brought up to date."""
+    key = (order.pair, order.drafter, order.text, order.settings, order.rounds)
+    sweep = _sweeps().get(key)
+    if sweep is None:
+        sweep = _sweeps()[key] = Sweep(order)
+    if not sweep.alive:
+        sweep.order = order
+    return sweep
+
+
+def buttons(sweep: Sweep) -> None:
+    """Measure, Stop, Resume. Outside every fragment, so that a click interrupts."""
+    others = [s for s in _sweeps().values() if s is not sweep and s.alive]
+    with st.container(horizontal=True, vertical_alignment="center"):
+        missing, total = len(sweep.missing), len(sweep.order.keys)
+        label = "Measure the map" if missing == total else f"Resume: {missing} cells to go"
+        if missing and st.button(
+            label,
+            type="primary",
+            icon=":material/grid_on:",
+            key="map-run",
+            disabled=sweep.alive,
+            help="Real runs on this machine, cell by cell",
+        ):
+            for other in others:
+                other.stop()
+            sweep.start()
+            st.rerun()
+        task.stop_button(sweep, "map-stop")
+        if sweep.cells and not sweep.alive and st.button("Measure again", icon=":material/refresh:", key="map-again"):
+            sweep.cells.clear()
+            sweep.start()
+            st.rerun()
+
+
+def _shown(sweep: Sweep) -> list[Cell]:
+    return [cell for (_, _, context), cell in list(sweep.cells.items()) if context == sweep.order.contexts[0]]
+
+
+def measured_map(sweep: Sweep) -> None:
+    """The map, polled while it fills."""
+    task.follow(
+        sweep,
+        "Stopped: the cells so far are kept, and Resume goes on with the rest.",
+        lambda: _map(sweep),
+        POLL_SECONDS,
+    )
+
+
+def _map(sweep: Sweep) -> None:
+    # a click reruns this fragment alone, and the sliders are outside it
+    if "map-picked" in st.session_state:
+        st.rerun()
+    cells = _shown(sweep)
+    data = speedup_map.table(cells)
+    chart(
+        speedup_map.figure(
+            data, sweep.order.ks, sweep.order.batches, "this machine", "measured", chosen(), len(sweep.order.keys)
+        ),
+        data,
+        "speed-up-map",
+        key="map-measured",
+        picks="map-picked",
+    )
+    if notes := sorted({c.note for c in cells if c.note}):
+        st.warning(" ".join(notes))
+
+
+# ------------------------------------------------------------------------------------------- choosing
+
+
+def take_click() -> None:
+    """A cell that was clicked on either map becomes the chosen one. Before the sliders are drawn."""
+    if picked := st.session_state.pop("map-picked", None):
+        k, _, batch = str(picked).partition("|")
+        st.session_state["map-k"], st.session_state["map-batch"] = int(k), int(batch)
+
+
+def chosen() -> tuple[int, int]:
+    """K and batch of the chosen cell."""
+    return st.session_state.get("map-k", 4), st.session_state.get("map-batch", 1)
+
+
+def choose() -> tuple[int, int]:
+    """The sliders of the chosen cell: the keyboard's way to what a click does."""
+    first, second = st.columns(2)
+    k = first.slider("K", 0, MAX_K, 4, key="map-k", help="Or click a cell")
+    batch = second.select_slider("Batch", BATCHES, 1, key="map-batch")
+    return k, batch
+
+
+def cell(sweep: Sweep, k: int, batch: int) -> None:
+    """Everything about one cell: speed, acceptance, roofline, ledger, and the way to its run."""
+    st.subheader(f"K = {k}, batch {batch}")
+    found = sweep.cells.get((k, batch, sweep.order.contexts[0]))
+    if found is None:
+        st.info("This cell is not measured yet.")
+        if st.button("Measure this cell", key="map-one", icon=":material/add:", disabled=sweep.alive):
+            sweep.only = (k, batch, sweep.order.contexts[0])
+            sweep.start()
+            st.rerun()
+        return
+    if found.note:
+        st.warning(found.note)
+        return
+    best = best_k(_shown(sweep), batch)
+    if best is None and any(c.k and c.batch == batch and c.speedup is not None for c in _shown(sweep)):
+        st.warning(
+            f"**Do not speculate here:** at batch {batch} no measured K is faster than plain decoding.",
+            icon=":material/block:",
+        )
+    elif best is not None:
+        st.success(
+            f"**Best K for batch {batch}: {best.k}**, {format.number(best.speedup)} times plain decoding.",
+            icon=":material/star:",
+        )
+    one, two, three, four = st.columns(4)
+    one.metric(
+        "Speed-up (measured)",
+        f"{format.number(found.speedup)} times",
+        help="Tokens per second of all rows, against plain steps of the same rows in the same run",
+    )
+    two.metric(
+        "Tokens per second",
+        format.number(found.tokens_per_second),
+        f"{format.number(found.plain_tokens_per_second)} plain",
+        delta_color="off",
+        delta_arrow="off",
+    )
+    three.metric("Drafts accepted", format.percent(found.acceptance_rate), help="Accepted of proposed, no bonus token")
+    four.metric("Tokens per pass and row", format.number(found.mean_acceptance_length), help="Bonus token included")
+    if st.button(
+        "Play this run",
+        icon=":material/play_arrow:",
+        key="map-play",
+        disabled=sweep.alive,
+        help="Decodes the same rows again, with every step to be seen",
+    ):
+        stage.start(sweep.run_order(found))
+        st.session_state["map-played"] = stage.current().id
+        st.rerun()
+    run = stage.current()
+    if run is not None and run.id == st.session_state.get("map-played"):
+        if st.button("Close the player", icon=":material/close:", key="map-close"):
+            run.stop()
+            del st.session_state["map-played"]
+            st.rerun()
+        stage.show()
+    left, right = st.columns(2, gap="large")
+    with left:
+        if sweep.ceilings is not None and (points := found.points(sweep.ceilings)):
+            data = roofline_chart.table(
+                points, sweep.ceilings, [f"K = {k}" if p.kind == "verify" and k else "" for p in points]
+            )
+            chart(roofline_chart.figure(data, sweep.ceilings, "this machine"), data, "cell-roofline", key="map-roof")
+    with right:
+        data = speedup_map.ledger_table(found)
+        chart(speedup_map.ledger_figure(data, found), data, "cell-ledger", key="map-ledger")
+
+
+def settings(sweep: Sweep) -> None:
+    """Per batch the verdict, and what to write into vLLM and SGLang."""
+    cells = _shown(sweep)
+    data = speedup_map.verdicts(cells)
+    if data.empty:
+        return
+    st.subheader("What to do")
+    st.dataframe(
+        data,
+        hide_index=True,
+        key="map-verdicts",
+        column_config={
+            "acceptance_rate": st.column_config.NumberColumn("accepted", format="percent"),
+            "speedup": st.column_config.NumberColumn("times plain", format="%.2f"),
+            "tokens_per_second": st.column_config.NumberColumn("tokens/s", format="%.1f"),
+            "fastest_k": st.column_config.NumberColumn("fastest K"),
+        },
+    )
+    with st.expander("Settings to copy for vLLM and SGLang"):
+        for program, text in serving_settings(cells, sweep.order.drafter).items():
+            st.markdown(f"**{program}**")
+            st.code(text, language="bash", wrap_lines=True)
+        st.caption("K as measured here: another device has another line, so measure there, or take the modelled map.")
+
+
+# ------------------------------------------------------------------------------------------- modelled
+
+
+def modelled_map(order: SweepOrder, sweep: Sweep) -> None:
+    """The same map for any device of the catalogue, by its roofs."""
+    first, second = st.columns(2)
+    device = first.selectbox("Device (modelled)", [d.name for d in catalogue.DEVICES], key="map-device", **BOUND)
+    model = second.selectbox("Model", [s.name for s in shapes.SHAPES], 3, key="map-model", **BOUND)
+    entry = catalogue.device(device)
+    precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
+    with st.popover("Drafter and survival", icon=":material/tune:"):
+        survival = st.slider("Chance that a draft survives", 0.0, 1.0, _survival(sweep), 0.05, key="map-survival")
+        share = st.slider("One draft pass, in target passes", 0.0, 0.5, 0.05, 0.01, key="map-share")
+        serial = st.toggle("Drafts one token at a time", key="map-serial", help="Otherwise all K in one pass")
+    width = _WIDTH[precision]
+    shape = replace(
+        shapes.shape(model), weight_bytes=width, cache_bytes=max(2.0, width), activation_bytes=max(2.0, width)
+    )
+    context = order.contexts[0] or 128
+    batches = sorted({*order.batches, 64, 128, 256})
+    cells = modelled(shape, entry.ceilings(precision), order.ks, batches, context, survival, share, serial)
+    data = speedup_map.table(cells)
+    chart(
+        speedup_map.figure(data, order.ks, batches, device, "modelled"),
+        data,
+        "speed-up-map-modelled",
+        key="map-modelled",
+    )
+    needed = shape.stored_bytes + max(batches) * context * shape.cache_bytes_per_token
+    fits = (
+        ""
+        if needed <= entry.memory
+        else (
+            f" {model} with batch {max(batches)} needs {format.si(needed, 'B')} and "
+            f"does not fit the {format.si(entry.memory, 'B')} of one {device}."
+        )
+    )
+    st.caption(
+        f"Modelled in {precision}, context {context}: a pass takes what the slower roof allows, every draft "
+        f"survives with {survival:.2f}, roofs by {entry.source} ({entry.published}).{fits}"
+    )
+
+
+def _survival(sweep: Sweep) -> float:
+    """What the measured cells with K = 1 say, rounded to the slider; 0.7 where there are none."""
+    rates = [c.acceptance_rate for c in sweep.cells.values() if c.k == 1 and c.acceptance_rate is not None]
+    return round(20 * sum(rates) / len(rates)) / 20 if rates else 0.7

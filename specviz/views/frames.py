@@ -1,0 +1,520 @@
+"""What the player shows: the Rounds of one row as plain JSON values, with the story of each round in its real order.
+
+The component draws these values and decides nothing: every number, sentence and step order comes from
+here. Knows no model, no device, no torch and no page. p is the target's distribution and q the drafter's,
+both after temperature, top-k and top-p, as on the screen.
+
+A *frame* is one step of the story:
+
+    draft      a token is proposed (all of them at once by a parallel pass)
+    correct    hybrid drafters: the serial pass replaced the parallel pass's first guess, or kept them all
+    verify     one pass of the target scores all K + 1 positions at once
+    judge      one drafted token meets the accept rule
+    dropped    what stood behind the first rejection (or behind the end of the text)
+    leftover   max(0, p - q) forms and is normalised
+    bonus      the target's own draw, from the leftover or from p
+    end        the row is finished
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import unicodedata
+
+from specviz.format import number
+from specviz.hardware import roofline
+from specviz.trace.records import Position, Verdict
+
+BARS = 9
+"""Most tokens drawn one by one at a position; all others are one bar."""
+_DIGITS = 6
+"""Significant digits sent to the browser: more than a screen can show, few enough to keep a run small."""
+
+
+def row_rounds(run, row: int = 0, start: int = 0) -> list[dict]:
+    """The rounds of one row from its `start`-th on, ready for the player.
+
+    run: a Trace, or anything that has its `rounds`, `pieces`, `baseline`, `machine`, `settings` and
+    `draft_parallel` (a run that is still going). Counters are cumulative from the row's first round;
+    seconds and FLOPs are those of the whole batch, since its rows share each pass.
+    """
+    out = []
+    totals = _Totals()
+    for round_ in tuple(run.rounds):
+        totals.add_round(round_)
+        verdict = next((v for v in round_.rows if v.row == row), None)
+        if verdict is None:
+            continue
+        totals.add_row(verdict)
+        if totals.rounds > start:
+            out.append(_round(run, round_, verdict, totals, number_=totals.rounds))
+    return out
+
+
+def plain_facts(run) -> dict:
+    """Plain decoding in the same run: tokens per second and seconds of a step's forward pass (measured), FLOPs
+    per token (counted). None where nothing was measured."""
+    baseline = run.baseline
+    if baseline is None or not baseline.seconds:
+        return {"tokens_per_second": None, "flops_per_token": None, "step_seconds": None}
+    return {
+        "tokens_per_second": _short(baseline.tokens_per_second),
+        "flops_per_token": _short(baseline.cost.flops / baseline.rows[-1]) if baseline.cost.flops else None,
+        "step_seconds": _short(roofline.plain_seconds(baseline)),
+    }
+
+
+def segments(run, row: int = 0) -> list[dict]:
+    """The text so far, token by token: id, legible text, raw text, origin and the row's round (from 0)."""
+    mine = (v for r in run.rounds for v in r.rows if v.row == row)
+    return [{**token, "round": i} for i, v in enumerate(mine) for token in _emitted(run.pieces, v)]
+
+
+def legible(piece: str) -> str:
+    """A token's text so that nothing in it is invisible: spaces at its ends as middle dots, line ends and
+    tabs as arrows, control and formatting characters by their code, nothing at all as '(empty)'."""
+    if piece == "":
+        return "(empty)"
+    core = piece.strip(" ")
+    if not core:
+        return "·" * len(piece)
+    lead = len(piece) - len(piece.lstrip(" "))
+    tail = len(piece) - len(piece.rstrip(" "))
+    text = "·" * lead + "".join(map(_visible, core)) + "·" * tail
+    # a combining mark needs something to stand on
+    return "◌" + text if unicodedata.combining(text[0]) else text
+
+
+def _visible(char: str) -> str:
+    if char == "\n":
+        return "↵"
+    if char == "\t":
+        return "→"
+    if char == "\r":
+        return "\\r"
+    if char != " " and unicodedata.category(char) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn", "Cs"}:
+        # \u, since \x stands for a byte that is no character by itself
+        return f"\\u{ord(char):04X}"
+    return char
+
+
+class _Totals:
+    """Sums over the rounds seen so far."""
+
+    def __init__(self):
+        self.seconds = self.flops = self.batch_tokens = 0
+        self.rounds = self.tokens = self.proposed = self.accepted = 0
+
+    def add_round(self, round_):
+        self.seconds += round_.seconds
+        self.flops += round_.target_cost.flops + round_.draft_cost.flops
+        self.batch_tokens += sum(len(v.emitted) for v in round_.rows)
+
+    def add_row(self, verdict):
+        self.rounds += 1
+        self.tokens += len(verdict.emitted)
+        self.proposed += verdict.proposed
+        self.accepted += verdict.accepted
+
+
+def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
+    greedy = run.settings.temperature == 0
+    text = _Texts(run.pieces)
+    slots = [_slot(v, i, text, greedy) for i in range(v.verified)]
+    bonus = _bonus(v, text, greedy)
+    plain = plain_facts(run)
+    ceilings = run.machine.ceilings if run.machine else None
+    points = roofline.round_points(round_, run.baseline, ceilings)
+    return {
+        "index": round_.index,
+        "number": number_,
+        "context": v.context,
+        "k": v.proposed,
+        "verified": v.verified,
+        "accepted": v.accepted,
+        "kind": v.kind,
+        "greedy": greedy,
+        "anchor": {"id": v.anchor, "text": text(v.anchor)},
+        "slots": slots,
+        "past": _past(v, text, greedy),
+        "bonus": bonus,
+        "emitted": _emitted(run.pieces, v),
+        "finished": v.finished,
+        "seconds": {
+            "draft": _short(round_.draft_seconds),
+            "verify": _short(round_.verify_seconds),
+            "other": _short(round_.other_seconds),
+            "plain": plain["step_seconds"],
+        },
+        "tokens": {"draft": round_.draft_tokens, "verify": round_.target_tokens, "rows": len(round_.rows)},
+        "points": {kind: point_data(points.get(kind)) for kind in ("draft", "verify", "plain")},
+        "counters": {
+            "rounds": totals.rounds,
+            "tokens": totals.tokens,
+            "tokens_per_pass": _short(totals.tokens / totals.rounds),
+            "proposed": totals.proposed,
+            "accepted": totals.accepted,
+            "acceptance_rate": _short(totals.accepted / totals.proposed) if totals.proposed else None,
+            "tokens_per_second": _short(totals.batch_tokens / totals.seconds) if totals.seconds > 0 else None,
+            "plain_tokens_per_second": plain["tokens_per_second"],
+            "flops_per_token": _short(totals.flops / totals.batch_tokens) if totals.batch_tokens else None,
+            "plain_flops_per_token": plain["flops_per_token"],
+        },
+        "frames": _frames(v, slots, bonus, text, greedy, bool(run.draft_parallel)),
+    }
+
+
+class _Texts:
+    """Legible text of token ids."""
+
+    def __init__(self, pieces):
+        self.pieces = pieces
+
+    def __call__(self, token: int) -> str:
+        return legible(self.pieces.get(token, f"<{token}>"))
+
+
+def _emitted(pieces, v: Verdict) -> list[dict]:
+    text = _Texts(pieces)
+    drawn = {"leftover": "leftover", "all_accepted": "all_accepted", None: "draft"}[v.kind]
+    origins = ["draft"] * v.accepted + [drawn] * (v.bonus_token is not None)
+    return [{"id": t, "text": text(t), "raw": pieces.get(t, f"<{t}>"), "origin": o} for t, o in zip(v.emitted, origins)]
+
+
+# ------------------------------------------------------------------------------------------- positions
+
+
+def _slot(v: Verdict, i: int, text: _Texts, greedy: bool) -> dict:
+    x = v.positions[i]
+    p, q = x.probs(x.draft_token)
+    ratio = p / q if q > 0 else None
+    drawn = v.bonus_token if v.kind is not None and i == v.accepted else None
+    return {
+        "slot": i,
+        "id": x.draft_token,
+        "text": text(x.draft_token),
+        "p": _short(p),
+        "q": _short(q),
+        "ratio": _short(ratio),
+        "threshold": _short(x.threshold),
+        "u": _short(x.accept_uniform),
+        "verdict": x.verdict,
+        "confidence": _short(x.confidence),
+        "first_guess": None if x.first_guess is None else {"id": x.first_guess, "text": text(x.first_guess)},
+        "first_choice": _first_choice(x, text),
+        **_bars(x, x.draft_token, drawn, text, greedy),
+        "words": _judged(x, text, greedy),
+    }
+
+
+def _past(v: Verdict, text: _Texts, greedy: bool) -> dict:
+    """The position past the last draft: p alone."""
+    x = v.positions[-1]
+    drawn = v.bonus_token if v.kind == "all_accepted" else None
+    return {"slot": len(v.positions) - 1, "first_choice": _first_choice(x, text), **_bars(x, None, drawn, text, greedy)}
+
+
+def _first_choice(x: Position, text: _Texts) -> dict:
+    best = max(range(len(x.support)), key=lambda i: (x.target_probs[i], x.target_logits[i]))
+    return {"id": x.support[best], "text": text(x.support[best])}
+
+
+def _bars(x: Position, drafted: int | None, drawn: int | None, text: _Texts, greedy: bool) -> dict:
+    """The tokens to draw one by one, most probable first, and what all others hold together.
+
+    raw_p and raw_q are softmax of the raw logits, at temperature 1 with no cut: under greedy decoding p and
+    q are one-hot, and only these show how sure the models were.
+    """
+    raw_p = [_softmax(z, x.target_logsumexp) for z in x.target_logits]
+    raw_q = (
+        [_softmax(z, x.draft_logsumexp) for z in x.draft_logits]
+        if x.draft_logits is not None
+        else [None] * len(x.support)
+    )
+
+    def weight(i):
+        shown = max(raw_p[i], raw_q[i] or 0.0) if greedy else max(x.target_probs[i], x.draft_probs[i])
+        return x.support[i] in (drafted, drawn), shown, raw_p[i]
+
+    order = sorted(range(len(x.support)), key=weight, reverse=True)[:BARS]
+    order.sort(key=lambda i: weight(i)[1:], reverse=True)
+    rest = [i for i in range(len(x.support)) if i not in set(order)]
+    bars = []
+    for i in order:
+        p, q = x.target_probs[i], x.draft_probs[i]
+        bars.append(
+            {
+                "id": x.support[i],
+                "text": text(x.support[i]),
+                "p": _short(p),
+                "q": _short(q),
+                "min": _short(min(p, q)),
+                "left": _short(max(0.0, p - q)),
+                "raw_p": _short(raw_p[i]),
+                "raw_q": _short(raw_q[i]),
+                "drafted": x.support[i] == drafted,
+                "drawn": x.support[i] == drawn,
+            }
+        )
+    pairs = [(x.target_probs[i], x.draft_probs[i]) for i in rest]
+    no_raw_q = x.draft_logits is None
+    tail = {
+        "p": _short(x.tail_target + sum(p for p, _ in pairs)),
+        "q": _short(x.tail_draft + sum(q for _, q in pairs)),
+        "min": _short(x.tail_min + sum(map(min, *zip(*pairs)) if pairs else ())),
+        "left": _short(x.tail_leftover + sum(max(0.0, p - q) for p, q in pairs)),
+        "raw_p": _short(max(0.0, 1.0 - sum(raw_p[i] for i in order))),
+        "raw_q": None if no_raw_q else _short(max(0.0, 1.0 - sum(raw_q[i] or 0.0 for i in order))),
+    }
+    return {"bars": bars, "tail": tail, "overlap": _short(x.overlap), "leftover": _short(_leftover_sum(x))}
+
+
+def _softmax(logit: float | None, logsumexp: float | None) -> float:
+    if logit is None or logsumexp is None:
+        return 0.0
+    return math.exp(min(0.0, logit - logsumexp))
+
+
+def _leftover_sum(x: Position) -> float:
+    return sum(max(0.0, p - q) for p, q in zip(x.target_probs, x.draft_probs)) + x.tail_leftover
+
+
+def _bonus(v: Verdict, text: _Texts, greedy: bool) -> dict | None:
+    """The draw that ends the round: the line 0..1 cut into one interval a token, and u on one of them.
+
+    Tokens lie in the order of their ids, as in the draw itself (inverse CDF). What the trace keeps only as a
+    sum lies somewhere between; it is drawn as 'others' left and right of the drawn token, in the only
+    proportions (or, if several fit, the middle ones) that put u where it fell. `exact` says which.
+    """
+    if v.kind is None:
+        return None
+    x = v.positions[v.accepted]
+    left = v.kind == "leftover" and _leftover_sum(x) > 0
+    if left:
+        weights, tail = [max(0.0, p - q) for p, q in zip(x.target_probs, x.draft_probs)], x.tail_leftover
+    else:
+        weights, tail = list(x.target_probs), x.tail_target
+    total = sum(weights) + tail
+    share = {t: w / total for t, w in zip(x.support, weights)}
+    tail = tail / total
+    u = v.bonus_uniform
+    below = sum(w for t, w in share.items() if t < v.bonus_token)
+    width = share[v.bonus_token]
+    hidden = tail / 2
+    if u is not None:
+        low, high = max(0.0, u - width - below), min(tail, u - below)
+        hidden = min(max((low + high) / 2, 0.0), tail)
+    ranked = sorted((t for t in share if share[t] > 0 and t != v.bonus_token), key=share.get, reverse=True)
+    shown = {v.bonus_token, *ranked[: BARS - 1]}
+    cuts = []
+
+    def add(token, weight):
+        if weight > 1e-12 or token == v.bonus_token:
+            low = cuts[-1]["hi"] if cuts else 0.0
+            cuts.append(
+                {
+                    "id": token,
+                    "text": "others" if token is None else text(token),
+                    "weight": weight,
+                    "lo": low,
+                    "hi": low + weight,
+                    "drawn": token is not None and token == v.bonus_token,
+                }
+            )
+
+    lower = sorted(t for t in shown if t < v.bonus_token)
+    upper = sorted(t for t in shown if t > v.bonus_token)
+    add(None, hidden + sum(w for t, w in share.items() if t < v.bonus_token and t not in shown))
+    for token in (*lower, v.bonus_token, *upper):
+        add(token, share[token])
+    add(None, tail - hidden + sum(w for t, w in share.items() if t > v.bonus_token and t not in shown))
+    for cut in cuts:
+        cut.update(weight=_short(cut["weight"]), lo=_short(cut["lo"]), hi=_short(min(1.0, cut["hi"])))
+    return {
+        "id": v.bonus_token,
+        "text": text(v.bonus_token),
+        "slot": v.accepted,
+        "u": _short(u),
+        "kind": v.kind,
+        "sum": _short(total),
+        "exact": tail < 1e-9,
+        "intervals": cuts,
+        "words": _drawn(v, text, greedy),
+    }
+
+
+# ------------------------------------------------------------------------------------------- sentences
+
+
+def _quote(text: str) -> str:
+    return f"“{text}”"
+
+
+def _is(value: float | None) -> str:
+    """'= 0.41', or '< 0.001' where three digits would show nothing."""
+    if value is None:
+        return "(not recorded)"
+    return "< 0.001" if 0 < value < 0.001 else f"= {number(value)}"
+
+
+def _plural(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _judged(x: Position, text: _Texts, greedy: bool) -> str:
+    draft = _quote(text(x.draft_token))
+    if x.verdict == "dropped":
+        return f"{draft} was dropped: the chain had ended before it, so it was never judged."
+    if greedy:
+        first = _quote(_first_choice(x, text)["text"])
+        if x.verdict == "accepted":
+            return f"The target's first choice is {first}, and so is the draft: accepted."
+        return f"The target's first choice is {first}; the draft {draft} differs: rejected."
+    p, q = x.probs(x.draft_token)
+    ratio, u = (p / q if q > 0 else math.inf), x.accept_uniform
+    if u is None:
+        return f"p {_is(p)}, q {_is(q)}: {x.verdict}."
+    if x.verdict == "accepted":
+        return f"u {_is(u)} < min(1, p/q) {_is(min(1.0, ratio))}: {draft} is accepted."
+    return f"u {_is(u)} {'>' if u > ratio else '≥'} p/q {_is(ratio)}: {draft} is rejected."
+
+
+def _drawn(v: Verdict, text: _Texts, greedy: bool) -> str:
+    token = _quote(text(v.bonus_token))
+    if v.verified == 0:
+        if greedy:
+            return f"The target's first choice is {token}."
+        return f"u {_is(v.bonus_uniform)} draws {token} from p."
+    everyone = "The draft was accepted" if v.accepted == 1 else f"All {v.accepted} drafts were accepted"
+    if greedy:
+        if v.kind == "leftover":
+            return f"The bonus token is the target's first choice here: {token}."
+        return f"{everyone}: the bonus token is the target's first choice at the next position, {token}."
+    u = f"u {_is(v.bonus_uniform)}"
+    if v.kind == "leftover":
+        return f"{u} falls on {token}: the bonus token, drawn from the leftover."
+    return f"{everyone}. {u} falls on {token}: the bonus token, drawn from p itself."
+
+
+def _frames(
+    v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, greedy: bool, parallel: bool
+) -> list[dict]:
+    frames: list[dict] = []
+
+    def add(kind: str, at: list[int], title: str, words: str):
+        frames.append({"kind": kind, "slots": at, "title": title, "words": words})
+
+    everything = [s["slot"] for s in slots]
+    rough = bool(slots) and all(s["first_guess"] for s in slots)
+    together = rough or (parallel and bool(slots))
+    count = "1 token" if len(slots) == 1 else f"all {len(slots)} tokens"
+    if rough:
+        add(
+            "draft",
+            everything,
+            "First guess",
+            f"One parallel pass makes a rough guess of {count} at once: no token has seen its new neighbours yet.",
+        )
+        for slot, words in _mended(slots):
+            add(
+                "correct",
+                everything if slot is None else [slot],
+                "Correct" if slot is None else f"Correct draft {slot + 1}",
+                words,
+            )
+    elif together:
+        add("draft", everything, "Draft", f"The drafter proposes {count} in one pass.")
+    for s in () if together else slots:
+        sure = ", its only choice" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
+        add(
+            "draft",
+            [s["slot"]],
+            f"Draft {s['slot'] + 1} of {len(slots)}",
+            f"The drafter proposes {_quote(s['text'])} with q {_is(s['q'])}{sure}.",
+        )
+    if slots:
+        cut = f" Of {v.proposed} drafts only the first {v.verified} are sent." if v.verified < v.proposed else ""
+        add(
+            "verify",
+            [*everything, len(slots)],
+            "Verify",
+            f"One pass of the target scores all {len(slots) + 1} positions at once: its weights are read once.{cut}",
+        )
+    else:
+        unsent = f" None of the {_plural(v.proposed, 'draft')} is sent." if v.proposed else ""
+        add(
+            "verify",
+            [0],
+            "Plain step",
+            f"A plain step: nothing to check, the target scores the next token alone.{unsent}",
+        )
+    for s in slots:
+        if s["verdict"] in ("accepted", "rejected"):
+            add("judge", [s["slot"]], f"Judge {s['slot'] + 1} of {len(slots)}", s["words"])
+    dropped = [s["slot"] for s in slots if s["verdict"] == "dropped"]
+    if dropped:
+        why = "The first rejection stops the chain" if v.kind == "leftover" else "The text has ended"
+        verb = "is" if len(dropped) == 1 else "are"
+        add("dropped", dropped, "Drop", f"{why}: {_plural(len(dropped), 'later draft')} {verb} dropped without a look.")
+    if bonus and v.kind == "leftover":
+        total = slots[v.accepted]["leftover"]
+        if greedy:
+            words = "The leftover max(0, p − q) is the target's first choice alone, since p and q are one-hot."
+        elif total > 0:
+            words = (
+                f"What p has beyond q, max(0, p − q), sums to {number(total)}. Divided by that sum it is the "
+                "leftover distribution."
+            )
+        else:
+            words = "p and q agree up to rounding, so nothing is left over: p itself is used."
+        add("leftover", [v.accepted], "Leftover", words)
+    if bonus:
+        add("bonus", [bonus["slot"]], "Bonus token" if slots else "Draw", bonus["words"])
+    if v.finished:
+        words = {
+            "eos": "The end-of-text token was emitted: this row is finished.",
+            "length": "The length limit is reached: this row is finished.",
+        }[v.finished]
+        add("end", [], "End", words)
+    return frames
+
+
+def _mended(slots: list[dict]) -> list[tuple[int | None, str]]:
+    """What the serial pass did to the first guesses, from left to right: (slot, sentence) for each replaced one, or
+    (None, sentence) if it kept them all."""
+    out, kept = [], 0
+    for s in slots:
+        if s["first_guess"]["id"] == s["id"]:
+            kept += 1
+            continue
+        before = f"After keeping {_plural(kept, 'guess') if kept == 1 else f'{kept} guesses'}, the" if kept else "The"
+        sight = "knows the two tokens before it" if s["slot"] else "draws by chance from its q"
+        out.append(
+            (
+                s["slot"],
+                f"{before} serial pass, which {sight}, replaces {_quote(s['first_guess']['text'])} by "
+                f"{_quote(s['text'])} (q {_is(s['q'])}).",
+            )
+        )
+        kept = 0
+    if not out:
+        out.append((None, "The serial pass goes over the guesses from left to right and keeps them all."))
+    return out
+
+
+# ------------------------------------------------------------------------------------------- numbers
+
+
+def _short(value: float | None) -> float | None:
+    """A number for the browser: six significant digits, and null for what JSON cannot hold."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.{_DIGITS}g}")
+
+
+def point_data(point) -> dict | None:
+    """A roofline point as plain JSON values; None stays None."""
+    if point is None:
+        return None
+    return {k: _short(v) if isinstance(v, float) else v for k, v in dataclasses.asdict(point).items()}

@@ -1,0 +1,95 @@
+"""The reordered product is the stock product, and the choice between them follows what was measured."""
+
+import pytest
+import torch
+
+from specviz.models import linear
+from specviz.models.linear import SIZES, Form, Int8Linear, Linear, can_hold_int8, can_pack, choose, measure
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+@pytest.mark.parametrize("rows", [1, 2, 6, 17, 130])
+def test_a_reordered_weight_gives_the_same_product(dtype, tolerance, rows):
+    weight = torch.randn(48, 32, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    if not can_pack(weight):
+        assert measure([weight]) == ()
+        return
+    x = torch.randn(rows, 32, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    packed = Linear(weight, (True,) * len(SIZES))
+    torch.testing.assert_close(packed(x), Linear(weight)(x), atol=tolerance * 10, rtol=tolerance)
+
+
+def test_each_number_of_rows_goes_by_the_next_size_measured(monkeypatch):
+    """Stock up to 2 rows, reordered from 3 to 8, stock above, as a table says: counted by which product is called."""
+    weight = torch.randn(8, 8)
+    if not can_pack(weight):
+        pytest.skip("no reordered product on this processor")
+    layer = Linear(weight, [size in (4, 8) for size in SIZES])
+    stock = []
+    monkeypatch.setattr(linear.functional, "linear", lambda x, w: stock.append(len(x)) or x @ w.t())
+    for rows in (1, 2, 3, 8, 9, 128, 500):
+        layer(torch.randn(rows, 8))
+    assert stock == [1, 2, 9, 128, 500]
+
+
+def test_nothing_is_copied_where_the_table_is_empty():
+    assert Linear(torch.randn(4, 4))._packed is None
+
+
+def test_measuring_answers_for_every_size():
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    assert len(measure(weights)) == (len(SIZES) if can_pack(weights[0]) else 0)
+
+
+def test_an_int8_product_is_within_its_rounding_and_alike_for_any_number_of_rows():
+    weight = torch.randn(64, 96, generator=torch.Generator().manual_seed(0))
+    if not can_hold_int8([weight]):
+        pytest.skip("this torch has no int8 product")
+    x = torch.randn(17, 96, generator=torch.Generator().manual_seed(1))
+    layer = Int8Linear(weight)
+    whole = layer(x)
+    torch.testing.assert_close(whole, x @ weight.t(), atol=0.3, rtol=0.02)
+    assert whole.dtype == x.dtype and layer.weight.dtype == torch.int8
+    for rows in (1, 2, 5):
+        assert torch.equal(layer(x[:rows]), whole[:rows])
+
+
+def test_int8_is_refused_where_its_operator_would_read_past_the_end():
+    assert not can_hold_int8([torch.zeros(64, 96), torch.zeros(64, 33)])
+
+
+def test_a_form_is_chosen_by_time_among_the_types_allowed(empty_home, monkeypatch):
+    """int8 is chosen when its products are the fastest and only if it is allowed; small models stay as they are."""
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    if not can_pack(weights[0]) or not can_hold_int8(weights):
+        pytest.skip("no other product on this processor")
+    monkeypatch.setattr(linear, "_seconds", lambda layers, dtype, rows: layers[0].weight.element_size())
+    large = 2**25
+    assert choose(weights, large, (torch.bfloat16, torch.int8)) == Form(torch.int8)
+    assert choose(weights, large).dtype == torch.float32
+    assert choose(weights, 1000, (torch.int8,)) == Form(torch.float32)
+    assert isinstance(Form(torch.int8).linear(weights[0]), Int8Linear)
+
+
+def test_what_was_found_is_kept_for_the_next_process_unless_others_were_at_work(empty_home, monkeypatch):
+    """Timed again after a busy machine, for other shapes, and where the file says nonsense; otherwise only once."""
+    weights = [torch.randn(64, 64) for _ in range(2)]
+    if not can_pack(weights[0]):
+        pytest.skip("no reordered product on this processor")
+    timed = []
+    monkeypatch.setattr(linear, "_seconds", lambda layers, dtype, rows: timed.append(rows) or len(timed))
+
+    def times(*arguments) -> int:
+        timed.clear()
+        choose(*arguments)
+        return len(timed)
+
+    monkeypatch.setattr(linear.ceilings, "load_of_others", lambda device: lambda: 0.9)
+    assert times(weights, 2**25) == times(weights, 2**25) == 2 * len(SIZES)
+    monkeypatch.setattr(linear.ceilings, "load_of_others", lambda device: lambda: 0.01)
+    assert times(weights, 2**25) == 2 * len(SIZES)
+    first = choose(weights, 2**25)
+    assert times(weights, 2**25) == 0 and choose(weights, 2**25) == first
+    assert times([torch.randn(32, 64)], 2**25) == 2 * len(SIZES)
+    monkeypatch.setattr(linear.facts, "read", lambda *_: {"dtype": "torch.float32", "use_packed": [1, 2]})
+    assert times(weights, 2**25) == 2 * len(SIZES)
