@@ -138,7 +138,9 @@ def drafter_command(arguments: argparse.Namespace) -> int:
 
     from specviz.drafters import checkpoints
     from specviz.loader.load_model import load_target
-    from specviz.training import distil, recipes
+    from specviz.training import recipes
+    from specviz.training.block import BlockRecipe
+    from specviz.training.causal import CausalRecipe
     from specviz.training.features import TapStore
 
     tell, to = _told(), Path(arguments.to)
@@ -158,11 +160,11 @@ def drafter_command(arguments: argparse.Namespace) -> int:
         "report": lambda at: tell(f"step {at.step}, {at.seconds:.0f} s, loss {at.losses[-1]}, alpha {at.alphas}"),
     }
     if block:
-        done = recipes.train_block(net, s, distil.BlockRecipe(learning_rate=arguments.learning_rate), **options)
+        done = recipes.train_block(net, s, BlockRecipe(learning_rate=arguments.learning_rate), **options)
         recipes.fit_confidence(net, s)
         about = {"confidence_temperatures": recipes.calibrate(net, s), "alpha_by_position": recipes.alpha_block(net, s)}
     else:
-        done = recipes.train_causal(net, s, distil.CausalRecipe(learning_rate=arguments.learning_rate), **options)
+        done = recipes.train_causal(net, s, CausalRecipe(learning_rate=arguments.learning_rate), **options)
         about = {"alpha_by_position": {"autoregressive": [recipes.alpha_causal(net, s)]}}
     about |= {"steps": done.step, "seconds": round(done.seconds), "answer_tokens": s.store.answer_tokens(s.train)}
     for kind in ("parallel", "hybrid") if block else ("autoregressive",):

@@ -197,7 +197,7 @@ def _overlaps(rounds: Sequence[Round]) -> list[float | None]:
 
 def _confidences(rounds: Sequence[Round]) -> tuple[list[float], list[float]]:
     """The running product of confidences, and whether all drafts up to there were accepted, for every slot. Empty for a
-    drafter that tells none."""
+    drafter that gives none."""
     products, happened = [], []
     for round_ in rounds:
         for verdict in round_.rows:

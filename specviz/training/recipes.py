@@ -1,4 +1,4 @@
-"""The whole making of a drafter from a folder of shards: draft vocabulary, closed-form start, training, calibration.
+"""From a folder of shards to a drafter: draft vocabulary, closed-form start, training, calibration.
 
 Small machines allow only a few thousand steps, so most of a drafter's ability is put in before the first step:
 its layers are the target's own last ones, and what must be guessed between them is fitted by ridge regression.
@@ -16,7 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.training import distil, losses
+from specviz.training import block, causal, closed_form, loop, losses, target_parts
+from specviz.training.compute_type import autocast
 from specviz.training.corpus import Corpus
 from specviz.training.features import Batch, TapStore, stored_layers
 
@@ -29,21 +30,21 @@ class Setting:
     """What every recipe needs: the target's tensors, the data, and the draft vocabulary."""
 
     module: nn.Module
-    parts: distil.TargetParts
+    parts: target_parts.TargetParts
     store: TapStore
     train: list[int]
-    held: list[int]
+    held_out: list[int]
     draft_ids: torch.Tensor
 
     @property
     def calibrating(self) -> list[int]:
         """The half of the held-out conversations that confidences are calibrated on."""
-        return [n for n in self.held if _calibrates(self.store, n)]
+        return [n for n in self.held_out if _calibrates(self.store, n)]
 
     @property
     def judging(self) -> list[int]:
         """The other half: nothing was fitted to them."""
-        return [n for n in self.held if not _calibrates(self.store, n)]
+        return [n for n in self.held_out if not _calibrates(self.store, n)]
 
     @property
     def head(self) -> torch.Tensor:
@@ -52,11 +53,11 @@ class Setting:
 
 def setting(module: nn.Module, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
     """module: a stock Llama-like target. draft_ids: default, the most frequent tokens of the training answers."""
-    train, held = store.split()
+    train, held_out = store.split()
     mixed = [train[i] for i in torch.randperm(len(train), generator=torch.Generator().manual_seed(3)).tolist()]
     if draft_ids is None:
         draft_ids = draft_vocabulary(store, train, module.config.vocab_size)
-    return Setting(module, distil.TargetParts.of(module), store, mixed, held, draft_ids)
+    return Setting(module, target_parts.TargetParts.of(module), store, mixed, held_out, draft_ids)
 
 
 def draft_vocabulary(
@@ -108,8 +109,8 @@ def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNe
         c.hidden_size if serial is None else serial,
     )
     net = BlockNet(config, s.draft_ids)
-    distil.start_from_layers(net, s.module, range(c.num_hidden_layers - layers, c.num_hidden_layers))
-    distil.start_fusion(net, taps[-1])
+    closed_form.start_from_layers(net, s.module, range(c.num_hidden_layers - layers, c.num_hidden_layers))
+    closed_form.start_fusion(net, taps[-1])
     return net
 
 
@@ -123,25 +124,25 @@ def start_block(net: BlockNet, s: Setting, limit: int = 1000) -> dict[str, float
     """The closed-form start. `limit` conversations at most for the costlier fits. Returns shares explained."""
     found, where = {}, columns(net, s)
     net.eval()
-    found["inputs"] = distil.start_inputs(net, s.parts.embedding, _batches(s.store, s.train), where, where[-1])
-    examples = distil.block_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]), where)
-    found["before refit"], found["last layer"] = distil.refit_last_layer(net, examples)
-    found["serial"] = distil.start_serial(net, s.parts, _batches(s.store, s.train[-limit:]), where)
+    found["inputs"] = closed_form.start_inputs(net, s.parts.embedding, _batches(s.store, s.train), where, where[-1])
+    examples = closed_form.block_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]), where)
+    found["before refit"], found["last layer"] = closed_form.refit_last_layer(net, examples)
+    found["serial"] = closed_form.start_serial(net, s.parts, _batches(s.store, s.train[-limit:]), where)
     return found
 
 
 def train_block(
-    net: BlockNet, s: Setting, recipe: distil.BlockRecipe, share_done: Callable[[distil.Progress], float], **options
-) -> distil.Progress:
-    """Train on random blocks; options as of `distil.train`."""
+    net: BlockNet, s: Setting, recipe: block.BlockRecipe, share_done: Callable[[loop.Progress], float], **options
+) -> loop.Progress:
+    """Train on random blocks; options as of `loop.train`."""
     where, head = columns(net, s), s.head
 
     def step_loss(batch, step, generator):
         slots = recipe.slots[step % len(recipe.slots)]
-        blocks = distil.draw_blocks(batch, max(2, recipe.anchors // slots), slots, generator)
-        return distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)
+        blocks = block.draw_blocks(batch, max(2, recipe.anchors // slots), slots, generator)
+        return block.block_loss(net, s.parts, head, batch, blocks, where, recipe)
 
-    return distil.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()
@@ -153,14 +154,14 @@ def alpha_block(
     seed: int = 5,
     chosen: Sequence[int] | None = None,
 ) -> dict[str, list[float]]:
-    """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass alone and mended.
-    p is renormalised over the draft vocabulary; `coverage` tells how much that leaves out."""
+    """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass alone and refined.
+    p is renormalised over the draft vocabulary; `coverage` is the probability that this keeps."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
-    recipe, sums, count = distil.BlockRecipe(), {}, 0
+    recipe, sums, count = block.BlockRecipe(), {}, 0
     net.eval()
     for batch in _batches(s.store, (s.judging if chosen is None else chosen)[:limit]):
-        blocks = distil.draw_blocks(batch, 16, slots, generator)
-        for name, values in distil.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
+        blocks = block.draw_blocks(batch, 16, slots, generator)
+        for name, values in block.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
             sums[name] = sums.get(name, 0) + values
         count += 1
     return {name: [round(x, 4) for x in (total / count).tolist()] for name, total in sums.items()}
@@ -170,23 +171,23 @@ def alpha_block(
 def _confidence_examples(
     net: BlockNet, s: Setting, chosen: Sequence[int], slots: int, seed: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Teacher-forced, batch by batch: mended states [N, D], embeddings of the tokens before [N, D], log of the largest
+    """Teacher-forced, batch by batch: refined states [N, D], embeddings of the tokens before [N, D], log of the largest
     q [N], the chance that a draft survives (the overlap) [N], and which slots are valid [B, A, slots] (N of them)."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
     for batch in _batches(s.store, chosen):
-        blocks = distil.draw_blocks(batch, 8, slots, generator)
+        blocks = block.draw_blocks(batch, 8, slots, generator)
         valid = blocks.valid
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            states = distil.block_states(net, s.parts.embedding, batch, blocks, where)[valid]
+        with autocast():
+            states = block.block_states(net, s.parts.embedding, batch, blocks, where)[valid]
             previous = s.parts.embedding[blocks.previous[valid]]
-            mended = net.serial(states, previous, s.parts.embedding[blocks.before[valid]])
+            refined = net.serial(states, previous, s.parts.embedding[blocks.before[valid]])
             first = torch.arange(slots).expand_as(valid)[valid] == 0
-            mended = torch.where(first[:, None], states, mended)
-            raw = functional.linear(mended, head)
+            refined = torch.where(first[:, None], states, refined)
+            raw = functional.linear(refined, head)
         raw = raw.float()
-        p = distil.block_targets(s.parts, head, batch, blocks, valid)
+        p = block.block_targets(s.parts, head, batch, blocks, valid)
         overlap = losses.survival_label(p, raw.softmax(-1))
-        yield mended.float(), previous, raw.amax(-1) - raw.logsumexp(-1), overlap, valid
+        yield refined.float(), previous, raw.amax(-1) - raw.logsumexp(-1), overlap, valid
 
 
 def fit_confidence(
@@ -195,13 +196,13 @@ def fit_confidence(
     """Fit the confidence head alone, by logistic regression on training texts; returns its loss."""
     net.eval()
     parts = list(_confidence_examples(net, s, s.train[:limit], slots, seed))
-    mended, previous, peak, label = (torch.cat([part[i] for part in parts]) for i in range(4))
+    refined, previous, peak, label = (torch.cat([part[i] for part in parts]) for i in range(4))
     head = net.serial.confidence
     optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.1)
     weights = torch.ones(len(label))
     with torch.enable_grad():
         for _ in range(steps):
-            loss = losses.confidence_loss(net.serial.confidence_logits(mended, previous, peak), label, weights)
+            loss = losses.confidence_loss(net.serial.confidence_logits(refined, previous, peak), label, weights)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -213,9 +214,9 @@ def calibrate(net: BlockNet, s: Setting, slots: int = BLOCK, seed: int = 6) -> l
     """Set the serial head's temperatures, left to right, from half of the held-out conversations; returns them."""
     net.eval()
     logits, labels = [], []
-    for mended, previous, peak, overlap, valid in _confidence_examples(net, s, s.calibrating, slots, seed):
+    for refined, previous, peak, overlap, valid in _confidence_examples(net, s, s.calibrating, slots, seed):
         whole = valid.all(-1)
-        for values, out in ((net.serial.confidence_logits(mended, previous, peak), logits), (overlap, labels)):
+        for values, out in ((net.serial.confidence_logits(refined, previous, peak), logits), (overlap, labels)):
             grid = torch.zeros(valid.shape)
             grid[valid] = values
             out.append(grid[whole])
@@ -227,7 +228,7 @@ def calibrate(net: BlockNet, s: Setting, slots: int = BLOCK, seed: int = 6) -> l
 # ----------------------------------------------------------------------------------- autoregressive
 
 
-def causal_net(s: Setting, layers: Sequence[int] | None = None) -> distil.CausalNet:
+def causal_net(s: Setting, layers: Sequence[int] | None = None) -> causal.CausalNet:
     """An untrained small causal model of some of the target's layers: by default the first and the last two."""
     c = s.module.config
     layers = (0, c.num_hidden_layers - 2, c.num_hidden_layers - 1) if layers is None else layers
@@ -244,44 +245,44 @@ def causal_net(s: Setting, layers: Sequence[int] | None = None) -> distil.Causal
         c.rope_parameters["rope_theta"],
         c.rms_norm_eps,
     )
-    net = distil.CausalNet(config, s.draft_ids)
-    distil.start_from_layers(net, s.module, layers)
+    net = causal.CausalNet(config, s.draft_ids)
+    closed_form.start_from_layers(net, s.module, layers)
     return net
 
 
-def start_causal(net: distil.CausalNet, s: Setting, limit: int = 1000) -> dict[str, float]:
+def start_causal(net: causal.CausalNet, s: Setting, limit: int = 1000) -> dict[str, float]:
     """The closed-form start: a bridge over the layers left out, then the last layer refitted."""
     stored = stored_layers(s.module.config.num_hidden_layers)
     net.eval()
-    bridge = distil.start_bridge(net, s.parts, lambda: _batches(s.store, s.train[:limit]), len(stored) - 2)
-    examples = distil.causal_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]))
-    before, after = distil.refit_last_layer(net, examples)
+    bridge = closed_form.start_bridge(net, s.parts, lambda: _batches(s.store, s.train[:limit]), len(stored) - 2)
+    examples = closed_form.causal_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]))
+    before, after = closed_form.refit_last_layer(net, examples)
     return {"bridge": bridge, "before refit": before, "last layer": after}
 
 
 def train_causal(
-    net: distil.CausalNet,
+    net: causal.CausalNet,
     s: Setting,
-    recipe: distil.CausalRecipe,
-    share_done: Callable[[distil.Progress], float],
+    recipe: causal.CausalRecipe,
+    share_done: Callable[[loop.Progress], float],
     **options,
-) -> distil.Progress:
-    """Train on whole conversations; options as of `distil.train`."""
+) -> loop.Progress:
+    """Train on whole conversations; options as of `loop.train`."""
     head = s.head
 
     def step_loss(batch, step, generator):
-        return distil.causal_loss(net, s.parts, head, batch, recipe)
+        return causal.causal_loss(net, s.parts, head, batch, recipe)
 
-    return distil.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()
-def alpha_causal(net: distil.CausalNet, s: Setting, limit: int = 96) -> float:
+def alpha_causal(net: causal.CausalNet, s: Setting, limit: int = 96) -> float:
     """Teacher-forced overlap on held-out answers (p renormalised over the draft vocabulary)."""
-    recipe, found = distil.CausalRecipe(), []
+    recipe, found = causal.CausalRecipe(), []
     net.eval()
     for batch in _batches(s.store, s.judging[:limit]):
-        found.append(float(distil.causal_loss(net, s.parts, s.head, batch, recipe)[1]["autoregressive"]))
+        found.append(float(causal.causal_loss(net, s.parts, s.head, batch, recipe)[1]["autoregressive"]))
     return round(sum(found) / len(found), 4)
 
 

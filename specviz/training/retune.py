@@ -1,7 +1,7 @@
 """Retune the hybrid drafter on one's own prompts: the target answers them, the drafter learns from the answers.
 
 Every fourth prompt is held out: its answers are never trained on and judge the outcome, before and after. A part of
-the shipped corpus' held-out texts tells what was forgotten meanwhile. Retuning changes which drafts are made, never
+the shipped corpus' held-out texts shows what was forgotten. Retuning changes which drafts are made, never
 what comes out: that is checked too. (Online Speculative Decoding, arXiv 2310.07177, does the same while it serves.)
 """
 
@@ -29,7 +29,7 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.models.causal import CausalModel
 from specviz.trace.records import MAX_K, Settings
-from specviz.training import distil, evaluate, features, recipes
+from specviz.training import block, evaluate, features, loop, recipes
 from specviz.training.corpus import Corpus, judging
 from specviz.worker import Worker
 
@@ -40,7 +40,7 @@ HELD_OUT = 4
 ROWS = 8
 """Prompts decoded at a time while the target writes."""
 OLD_DOMAIN = 24
-"""Held-out conversations of the shipped corpus that tell what was forgotten."""
+"""Held-out conversations of the shipped corpus that show what was forgotten."""
 LEARNING_RATE = 1e-4
 
 
@@ -86,7 +86,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Retuned:
-    """What came out."""
+    """The result of a retuning."""
 
     before: Judged
     after: Judged
@@ -118,7 +118,7 @@ def folder_of(name: str) -> Path:
 
 
 class Retune(Worker):
-    """The whole of it, watched: stages, progress, Stop. `result` is set when it is complete.
+    """A retuning as a job with stages, progress and Stop. `result` is set when it is complete.
 
     `alphas` grows while it trains: (steps, overlap by slot on what is being trained on).
     """
@@ -252,21 +252,21 @@ class Retune(Worker):
 
         features.compute(target, corpus, path, progress)
 
-    def _train(self, net: BlockNet, s: recipes.Setting) -> distil.Progress:
+    def _train(self, net: BlockNet, s: recipes.Setting) -> loop.Progress:
         """Gradient steps over the whole net, at a learning rate that forgets little."""
         begun = time.monotonic()
 
-        def share(at: distil.Progress) -> float:
+        def share(at: loop.Progress) -> float:
             self._check()
             passed = (time.monotonic() - begun) / self.order.seconds
             self.tell(f"Training: step {at.step}, {self.order.seconds * (1 - passed):.0f} s left", 0.5 + 0.45 * passed)
             return passed
 
-        def report(at: distil.Progress) -> None:
+        def report(at: loop.Progress) -> None:
             self.alphas.append((at.step, at.alphas["hybrid"]))
 
         net.requires_grad_(True)
-        recipe = distil.BlockRecipe(learning_rate=LEARNING_RATE, slots=(4, 8), anchors=64)
+        recipe = block.BlockRecipe(learning_rate=LEARNING_RATE, slots=(4, 8), anchors=64)
         try:
             return recipes.train_block(net, s, recipe, share, report=report, report_seconds=1.0)
         finally:

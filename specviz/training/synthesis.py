@@ -1,9 +1,9 @@
 """Batched generation of the self-synthesised corpus: many conversations in lock-step on one Llama-like target.
 
 Every row is a stream that is fed one token a step: the template, then a user turn that the target samples,
-then its answer. A row that ends is replaced at once, so the batch stays full. Weights are bfloat16 on
-processors that have units for it (the distribution moves by about 0.01 in total variation for the embedded
-target), merged where they share an input, and the residual stream stays float32.
+then its answer. A row that ends is replaced at once, so the batch stays full. Weights are of the type in which this
+processor multiplies faster (bfloat16 moves the embedded target's distribution by about 0.01 in total variation), merged
+where they share an input, and the residual stream stays float32.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from specviz.errors import SpecVizError
 from specviz.training import turns
+from specviz.training.compute_type import training_dtype
 from specviz.training.corpus import COMPOSED, Corpus, distinct4
 
 TOPICS = (
@@ -67,6 +68,8 @@ SHARE_COMPOSED = 0.5
 """Of the user turns: whole requests of turns.py. (None in the first 3,832 conversations of the shipped corpus.)"""
 SMALLEST_DISTINCT4 = 0.6
 SHORTEST_ANSWER = 16
+SHORTEST_TURN = 5
+"""Tokens of a user turn that the target writes"""
 TEMPERATURES = (0.0, 0.0, 0.7, 1.0)
 CANDIDATES = 200
 """Draws are made among this many likeliest tokens."""
@@ -75,9 +78,10 @@ CANDIDATES = 200
 class LockStep:
     """A stock Llama-like module, laid out for one token per row and step, with a cache of rows x capacity."""
 
-    def __init__(self, module: torch.nn.Module, rows: int, capacity: int, dtype: torch.dtype = torch.bfloat16):
-        """Raises SpecVizError if the module is not built like Llama."""
-        c = module.config
+    def __init__(self, module: torch.nn.Module, rows: int, capacity: int, dtype: torch.dtype | None = None):
+        """dtype: of the weights; default: `training_dtype()`. Raises SpecVizError if the module is not built like
+        Llama."""
+        dtype, c = dtype or training_dtype(), module.config
         if getattr(c, "model_type", "") != "llama":
             raise SpecVizError(f"Batched generation knows Llama-like targets, not {getattr(c, 'model_type', '?')!r}.")
         self.heads, self.kv, self.dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
@@ -140,7 +144,7 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 @dataclass
 class _Row:
-    """One conversation in the making."""
+    """One unfinished conversation."""
 
     tokens: list[int]
     forced: list[int]
@@ -154,7 +158,7 @@ class _Row:
 
 @dataclass
 class Tally:
-    """What became of the conversations."""
+    """Counts of the conversations that were kept, and of those dropped by reason."""
 
     kept: int = 0
     answer_tokens: int = 0
@@ -179,24 +183,37 @@ class Synthesis:
         self.encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
         self.before, self.after = self.encode(before), self.encode(after)
         self.end = self.after[0]
+        if self._room(SHORTEST_TURN) < SHORTEST_ANSWER:
+            raise SpecVizError(
+                f"{capacity} tokens leave no room for a turn and an answer in this chat template: allow "
+                f"at least {len(self.before) + SHORTEST_TURN + len(self.after) + SHORTEST_ANSWER} tokens."
+            )
         self.topics = [self.encode(t) for t in TOPICS]
         vocabulary = range(len(self.model.embedding))
         self.plain = np.array([all(ord(c) < 128 for c in tokenizer.decode([i])) for i in vocabulary])
         self._rows = [self._fresh() for _ in range(rows)]
 
     def _fresh(self) -> _Row:
+        """A new row. A given turn or beginning that leaves no room for an answer is not used: the target writes all."""
         temperature = float(self.random.choice(TEMPERATURES))
         if self.random.random() < SHARE_COMPOSED:
             turn = self.encode(turns.compose(self.random))
-            first, *forced = [*self.before, *turn, *self.after]
-            return _Row([first], forced, temperature, COMPOSED, answer_start=1 + len(forced))
+            if self._room(len(turn)) >= SHORTEST_ANSWER:
+                first, *forced = [*self.before, *turn, *self.after]
+                return _Row([first], forced, temperature, COMPOSED, answer_start=1 + len(forced))
         topic = int(self.random.integers(len(TOPICS))) if self.random.random() < SHARE_WITH_TOPIC else -1
+        if topic >= 0 and self._room(len(self.topics[topic]) + SHORTEST_TURN) < SHORTEST_ANSWER:
+            topic = -1
         first, *forced = [*self.before, *(self.topics[topic] if topic >= 0 else ())]
         return _Row([first], forced, temperature, topic)
 
+    def _room(self, turn: int) -> int:
+        """Tokens left for the answer behind a user turn of this many tokens."""
+        return self.model.capacity - len(self.before) - turn - len(self.after)
+
     def run(self, conversations: int, stop: Callable[[], bool] = lambda: False) -> tuple[Corpus | None, Tally]:
-        """One shard of about this many kept conversations, or fewer if stop() says so. What is half written then is
-        gone on with by the next call: else long conversations would be the rarer ones."""
+        """One shard of about this many kept conversations, or fewer if stop() says so. Unfinished conversations are
+        continued by the next call: otherwise long ones would be too rare."""
         rows, kept = self._rows, []
         tally, begun = Tally(), time.monotonic()
         while len(kept) < conversations and not stop():
@@ -246,15 +263,12 @@ class Synthesis:
             return token == self.end or len(row.tokens) >= self.model.capacity or looping
         written = len(row.tokens) - len(self.before)
         if token == self.end:
-            if written < 5:
+            if written < SHORTEST_TURN:
                 tally.unfinished_prompt += 1
                 return True
             row.forced = list(self.after[1:])
             row.answer_start = len(row.tokens) + len(row.forced)
-        elif (
-            written >= (64 if row.topic < 0 else 100)
-            or len(row.tokens) + len(self.after) + SHORTEST_ANSWER >= self.model.capacity
-        ):
+        elif written >= (64 if row.topic < 0 else 100) or self._room(written) < SHORTEST_ANSWER:
             tally.unfinished_prompt += 1
             return True
         return False
@@ -278,8 +292,8 @@ def write_shards(
     progress: Callable[[int, Tally], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Generate shards into a folder until it holds this many answer tokens; goes on where it stopped. Returns how
-    many it holds."""
+    """Generate shards into a folder until it holds this many answer tokens; an interrupted call is continued by the
+    next. Returns the number of answer tokens."""
     folder.mkdir(parents=True, exist_ok=True)
     known = sorted(folder.glob("*.npz"))
     total = sum(Corpus.load(path).answer_tokens for path in known)

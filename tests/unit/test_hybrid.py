@@ -16,7 +16,7 @@ from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import whole
 from specviz.trace.records import Settings
-from specviz.training import distil
+from specviz.training import causal, closed_form
 
 
 def test_each_token_is_drawn_from_the_q_that_is_reported_for_its_prefix(target):  # noqa: F811
@@ -91,8 +91,8 @@ def test_a_damaged_or_foreign_folder_is_refused_in_a_sentence(tmp_path):
 
 
 def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_model(tmp_path, target):  # noqa: F811
-    net = distil.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
-    distil.start_from_layers(net, module(), (0, LAYERS - 1))
+    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    closed_form.start_from_layers(net, module(), (0, LAYERS - 1))
     checkpoints.save(tmp_path / "ar", "autoregressive", net, {})
     small, ids = trained_autoregressive.load_module(tmp_path / "ar", target)
     tokens = torch.tensor([[5, 6, 7]])

@@ -12,7 +12,7 @@ from specviz.errors import PairError
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import whole
 from specviz.trace.records import Settings
-from specviz.training import distil
+from specviz.training import block
 from specviz.training.features import Batch
 
 PROMPT = [3, 14, 15, 9, 26, 5, 35]
@@ -51,8 +51,8 @@ def test_a_live_block_equals_the_teacher_forced_one(target, k):
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
     batch = Batch(text, torch.tensor([16]), torch.tensor([7]), taps)
     with torch.no_grad():
-        forced = distil.block_states(
-            drafter.net, target.embedding, batch, distil.blocks_at(batch, torch.tensor([[len(PROMPT) - 1]]), k), (0, 1)
+        forced = block.block_states(
+            drafter.net, target.embedding, batch, block.blocks_at(batch, torch.tensor([[len(PROMPT) - 1]]), k), (0, 1)
         )
     assert torch.allclose(live, forced[0, 0], atol=1e-4)
 

@@ -9,7 +9,7 @@ from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.trace.calibration import expected_error
-from specviz.training import distil, features, losses
+from specviz.training import block, causal, closed_form, features, loop, losses, target_parts
 from specviz.training.corpus import Corpus, distinct4
 
 VOCAB, SIZE, LAYERS, TAPS = 60, 32, 4, (0, 2)
@@ -111,7 +111,7 @@ def test_sequential_temperatures_calibrate_overconfident_logits():
 def test_ridge_finds_a_linear_map():
     torch.manual_seed(0)
     weight, bias, x = torch.randn(3, 5), torch.randn(3), torch.randn(400, 5)
-    ridge = distil.Ridge(5, 3)
+    ridge = closed_form.Ridge(5, 3)
     for part in x.split(100):
         ridge.add(part, part @ weight.T + bias)
     found, offset, explained = ridge.solve(1e-9)
@@ -150,19 +150,19 @@ def test_stored_taps_are_the_layers_outputs(store):
     assert layers == (0, 1, 2, 3)
     for place, layer in enumerate(layers[:-1]):
         assert torch.allclose(batch.taps[0, :n, place].float(), out.hidden_states[layer + 1][0], atol=2e-3)
-    parts = distil.TargetParts.of(module())
+    parts = target_parts.TargetParts.of(module())
     logits = parts.states(batch.taps[0, :n, -1]) @ parts.head.T
     assert torch.allclose(logits, out.logits[0], atol=1e-2)
 
 
 def test_labels_follow_their_anchor_and_p_belongs_to_them(store):
     batch = store.batch([0, 1])
-    blocks = distil.blocks_at(batch, torch.tensor([[7, 9], [8, 8]]), 3)
+    blocks = block.blocks_at(batch, torch.tensor([[7, 9], [8, 8]]), 3)
     assert blocks.labels[0, 1].tolist() == batch.tokens[0, 10:13].tolist()
     assert blocks.previous[0, 1].tolist() == batch.tokens[0, 9:12].tolist()
     assert blocks.before[0, 1].tolist() == batch.tokens[0, 8:11].tolist()
-    parts = distil.TargetParts.of(module())
-    p = distil.block_targets(parts, parts.head[DRAFT_IDS], batch, blocks, blocks.valid)
+    parts = target_parts.TargetParts.of(module())
+    p = block.block_targets(parts, parts.head[DRAFT_IDS], batch, blocks, blocks.valid)
     exact = module()(batch.tokens[:1]).logits[0, 9, DRAFT_IDS].softmax(-1)  # after the anchor: the first slot's p
     assert torch.allclose(p.view(2, 2, 3, -1)[0, 1, 0], exact, atol=5e-3)  # (the head is run in bfloat16)
 
@@ -170,38 +170,38 @@ def test_labels_follow_their_anchor_and_p_belongs_to_them(store):
 def test_slots_past_the_end_of_a_conversation_are_not_trained_on(store):
     batch = store.batch([0])
     end = int(batch.lengths[0])
-    blocks = distil.blocks_at(batch, torch.tensor([[end - 3]]), 4)
+    blocks = block.blocks_at(batch, torch.tensor([[end - 3]]), 4)
     assert blocks.valid.tolist() == [[[True, True, False, False]]]
 
 
 def test_a_block_sees_nothing_from_its_anchor_on_and_no_other_block(store):
     net, embedding = block_net(), module().get_input_embeddings().weight
     batch = store.batch([0])
-    blocks = distil.blocks_at(batch, torch.tensor([[7, 9]]), 4)
+    blocks = block.blocks_at(batch, torch.tensor([[7, 9]]), 4)
     with torch.no_grad():
-        before = distil.block_states(net, embedding, batch, blocks, (0, 2))
+        before = block.block_states(net, embedding, batch, blocks, (0, 2))
         batch.taps[:, 7:] = 9.0  # of the first anchor and all after it
-        after = distil.block_states(net, embedding, batch, blocks, (0, 2))
+        after = block.block_states(net, embedding, batch, blocks, (0, 2))
         batch.tokens[0, 8:] = 1
-        moved = distil.block_states(net, embedding, batch, distil.blocks_at(batch, torch.tensor([[7, 12]]), 4), (0, 2))
+        moved = block.block_states(net, embedding, batch, block.blocks_at(batch, torch.tensor([[7, 12]]), 4), (0, 2))
     assert torch.allclose(before[0, 0], after[0, 0], atol=1e-5) and not torch.allclose(before[0, 1], after[0, 1])
     assert torch.allclose(before[0, 0], moved[0, 0], atol=1e-5)
 
 
 def test_training_lowers_the_loss_and_resumes_from_its_checkpoint(store, tmp_path):
-    parts, net = distil.TargetParts.of(module()), block_net()
+    parts, net = target_parts.TargetParts.of(module()), block_net()
     head = parts.head[DRAFT_IDS]
-    recipe = distil.BlockRecipe(rows=4, learning_rate=3e-3)
+    recipe = block.BlockRecipe(rows=4, learning_rate=3e-3)
     seen = []
 
     def step_loss(batch, step, generator):
-        blocks = distil.draw_blocks(batch, 4, 3, generator)
-        loss, measures = distil.block_loss(net, parts, head, batch, blocks, (0, 2), recipe)
+        blocks = block.draw_blocks(batch, 4, 3, generator)
+        loss, measures = block.block_loss(net, parts, head, batch, blocks, (0, 2), recipe)
         seen.append(float(loss.detach()))
         return loss, measures
 
     def run(steps):
-        return distil.train(
+        return loop.train(
             net,
             store,
             lambda: list(range(12)),
@@ -218,26 +218,67 @@ def test_training_lowers_the_loss_and_resumes_from_its_checkpoint(store, tmp_pat
     assert set(resumed.alphas) <= {"parallel", "hybrid"}
 
 
+def test_an_interrupted_run_sees_the_very_batches_that_an_uninterrupted_one_sees():
+    known = list(range(100, 113))
+
+    def run(at, count):
+        chosen = loop.batches(at, lambda: known, 4, seed=3)
+        return [list(next(chosen)) for _ in range(count)]
+
+    whole = run(loop.Progress(), 8)
+    first = loop.Progress()
+    parts = run(first, 2) + run(loop.Progress(epoch=first.epoch, batch=first.batch, epoch_size=first.epoch_size), 6)
+    assert parts == whole
+    for epoch in range(2):  # each epoch goes over 12 of the 13 once, in an order of its own
+        assert len({i for batch in whole[3 * epoch : 3 * epoch + 3] for i in batch}) == 12
+    assert whole[:3] != whole[3:6]
+
+
+def test_a_corpus_that_grew_is_used_from_the_next_epoch_on_and_one_that_shrank_is_refused():
+    known = list(range(8))
+    at = loop.Progress()
+    chosen = loop.batches(at, lambda: known, 4, seed=0)
+    next(chosen)
+    known += range(8, 16)
+    assert max(next(chosen)) < 8 and {i for _ in range(4) for i in next(chosen)} == set(range(16))
+    with pytest.raises(SpecVizError, match="16 conversations, the corpus has 8"):
+        next(loop.batches(loop.Progress(batch=1, epoch_size=16), lambda: known[:8], 4, seed=0))
+
+
+def test_a_damaged_checkpoint_is_refused_in_a_sentence(store, tmp_path):
+    (tmp_path / "c.pt").write_bytes(b"no checkpoint")
+    with pytest.raises(SpecVizError, match="cannot be continued"):
+        loop.train(
+            block_net(),
+            store,
+            lambda: [0],
+            None,
+            block.BlockRecipe(),
+            share_done=lambda at: 1.0,
+            checkpoint=tmp_path / "c.pt",
+        )
+
+
 def test_closed_form_starts_explain_the_target_and_lower_the_loss(store):
-    parts, net = distil.TargetParts.of(module()), block_net()
+    parts, net = target_parts.TargetParts.of(module()), block_net()
     batches = [store.batch(list(range(i, i + 4))) for i in (0, 4, 8)]
-    distil.start_from_layers(net, module(), (2, 3))
-    distil.start_fusion(net, 2)
-    assert 0 < distil.start_inputs(net, parts.embedding, iter(batches), (0, 2), 2) <= 1
-    assert 0 < distil.start_serial(net, parts, iter(batches), (0, 2)) <= 1
+    closed_form.start_from_layers(net, module(), (2, 3))
+    closed_form.start_fusion(net, 2)
+    assert 0 < closed_form.start_inputs(net, parts.embedding, iter(batches), (0, 2), 2) <= 1
+    assert 0 < closed_form.start_serial(net, parts, iter(batches), (0, 2)) <= 1
 
 
 def test_copied_layers_with_narrower_feed_forward_keep_the_largest_neurons():
     net = BlockNet(BlockConfig(SIZE, VOCAB, 1, 4, 2, 8, 16, TAPS, 8), DRAFT_IDS)
-    distil.start_from_layers(net, module(), (1,))
+    closed_form.start_from_layers(net, module(), (1,))
     kept = {tuple(r) for r in module().model.layers[1].mlp.gate_proj.weight.tolist()}
     assert all(tuple(r) in kept for r in net.layers[0].gate_proj.weight.tolist())
 
 
 def test_the_training_form_of_the_small_causal_model_is_a_stock_llama(store):
-    net = distil.CausalNet(BlockConfig(SIZE, VOCAB, LAYERS, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, LAYERS, 4, 2, 8, 48, (), 16), DRAFT_IDS)
     target = module()
-    distil.start_from_layers(net, target, range(LAYERS))
+    closed_form.start_from_layers(net, target, range(LAYERS))
     tokens = torch.tensor([[3, 9, 4, 30, 2]])
     with torch.no_grad():
         mine = net(target.get_input_embeddings().weight[tokens]) @ target.get_output_embeddings().weight.T
@@ -246,27 +287,27 @@ def test_the_training_form_of_the_small_causal_model_is_a_stock_llama(store):
 
 def test_the_bridge_makes_a_cut_model_better(store):
     target = module()
-    parts = distil.TargetParts.of(target)
+    parts = target_parts.TargetParts.of(target)
     head = parts.head[DRAFT_IDS]
-    recipe = distil.CausalRecipe()
-    net = distil.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
-    distil.start_from_layers(net, target, (0, 3))
+    recipe = causal.CausalRecipe()
+    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    closed_form.start_from_layers(net, target, (0, 3))
     batches = [store.batch(list(range(i, i + 4))) for i in (0, 4, 8)]
     with torch.no_grad():
-        before = distil.causal_loss(net, parts, head, batches[0], recipe, skip=1)[0]
-        explained = distil.start_bridge(net, parts, lambda: iter(batches), 2, skip=1)
-        after = distil.causal_loss(net, parts, head, batches[0], recipe, skip=1)[0]
+        before = causal.causal_loss(net, parts, head, batches[0], recipe, skip=1)[0]
+        explained = closed_form.start_bridge(net, parts, lambda: iter(batches), 2, skip=1)
+        after = causal.causal_loss(net, parts, head, batches[0], recipe, skip=1)[0]
     assert 0 < explained <= 1 and after < before + 0.05
 
 
 def test_refitting_the_last_layer_explains_more_of_the_targets_state(store):
-    parts, target = distil.TargetParts.of(module()), module()
-    net = distil.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
-    distil.start_from_layers(net, target, (0, 3))
+    parts, target = target_parts.TargetParts.of(module()), module()
+    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    closed_form.start_from_layers(net, target, (0, 3))
     batches = [store.batch(list(range(i, i + 4))) for i in (0, 4, 8)]
-    before, _ = distil.refit_last_layer(net, distil.causal_examples(net, parts.embedding, iter(batches), 1))
-    after, _ = distil.refit_last_layer(net, distil.causal_examples(net, parts.embedding, iter(batches), 1))
+    before, _ = closed_form.refit_last_layer(net, closed_form.causal_examples(net, parts.embedding, iter(batches), 1))
+    after, _ = closed_form.refit_last_layer(net, closed_form.causal_examples(net, parts.embedding, iter(batches), 1))
     assert after > before
-    block = block_net()
-    examples = distil.block_examples(block, parts.embedding, iter(batches), (0, 2))
-    distil.refit_last_layer(block, examples)
+    net = block_net()
+    examples = closed_form.block_examples(net, parts.embedding, iter(batches), (0, 2))
+    closed_form.refit_last_layer(net, examples)
