@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from specviz.errors import FetchError
-from specviz.loader import model_folder
+from specviz.loader import model_folder, pretokenizers
 from specviz.loader.child_process import send
-from specviz.models import pretokenizers
 
 STAGES = ("Reading the GGUF file", "Dequantising the weights", "Writing safetensors")
 

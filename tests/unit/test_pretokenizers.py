@@ -4,8 +4,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from specviz.errors import FetchError
-from specviz.models import pretokenizers
-from specviz.models.pretokenizers import RULES
+from specviz.loader import pretokenizers
+from specviz.loader.pretokenizers import RULES
 
 TEXT = "\n\n1. It's 12345 AbcDef,x(y)  \tz\u00e9  end  "
 NEWLINES_ONE = ["\n\n", "1", ".", " It", "'s"]
