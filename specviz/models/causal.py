@@ -128,6 +128,10 @@ class CausalModel:
             return type(self)(module.to(self.device))
         return type(self)(module, lean=self._lean.first(layers))
 
+    def prompt_room(self, new_tokens: int) -> int | None:
+        """The longest prompt, in tokens, that has positions beside `new_tokens`; None if no limit is known."""
+        return None if self.max_positions is None else max(0, self.max_positions - new_tokens)
+
     @property
     def products(self) -> list[tuple[Product, tuple[int, int]]]:
         """Every product by a weight, as a pass makes it, with the weight's [out, in]; the head's last."""
