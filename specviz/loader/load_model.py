@@ -20,6 +20,7 @@ from specviz.loader import llama, model_folder, requirements, tokenizer
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.fetch import Progress, fetch, fetch_small
 from specviz.loader.pairs import Pair, Source, find_pair
+from specviz.models import end_tokens
 
 _DTYPES = {"fp32": torch.float32, "int4": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -86,7 +87,9 @@ def load_source(
     device = resolve_device(device)
     precision = resolve_precision(precision, device, source)
     folder = fetch(source, progress, stop)
-    return Loaded(load_module(folder, device, precision), load_tokenizer(folder), folder, device, precision)
+    module, its_tokenizer = load_module(folder, device, precision), load_tokenizer(folder)
+    end_tokens.unite(module, its_tokenizer)
+    return Loaded(module, its_tokenizer, folder, device, precision)
 
 
 def resolve_precision(name: str, device: str, source: Source | None = None) -> str:
