@@ -208,7 +208,7 @@ def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, 
     if kernels is None:
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
     else:
-        buffer = build.large_pages(size)
+        buffer = build.alloc_huge_pages(size)
     numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
     readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
     if kernels:

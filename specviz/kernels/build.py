@@ -1,175 +1,147 @@
-"""The kernels of native.c, compiled once with the machine's own compiler and kept in SPECVIZ_HOME.
+"""ctypes binding of native.c: its structures, its functions, and checks of the tensors that it is given.
 
-Where that cannot be (another system, an older processor, no compiler) there are none, and torch's operators serve.
+`kernels` is None where the library cannot be built (another system, an older processor, no compiler): callers then use
+torch's operators. `missing_requirement` says why.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-import hashlib
-import logging
 import mmap
-import os
-import platform
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+from collections.abc import Sequence
 
 import torch
 
-from specviz import paths
-from specviz.errors import SpecVizError
+from specviz.models import native_build
 
-_UNITS = ("avx512_f", "avx512_bw", "avx512_vnni")
-_UNITS_16 = "avx512_bf16"
-"""For weights of 16 bits alone"""
-_FLAGS = (
-    "-O3",
-    "-std=c11",
-    "-shared",
-    "-fPIC",
-    "-fopenmp",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vnni",
-    "-mfma",
-    "-mf16c",
-)
-_FLAGS_16 = ("-mavx512bf16",)
-_UNITS_MATRIX = ("amx_tile", "amx_bf16")
-"""Which serve those, where they are"""
-_FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
-_SOURCE = Path(__file__).with_name("native.c")
-_PARTS = (_SOURCE, *(_SOURCE.with_name(f"native_{part}.h") for part in ("products", "attention", "block")))
-_LARGE_PAGE = 2 * 2**20
-_LOG = logging.getLogger(__name__)
-_POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+_POINTER, _SIZE, _FLOAT, _INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+_HUGE_PAGE = 2 * 2**20
 
-QUERIES = 8
-"""As in native.c: tokens that attend together"""
+QUERY_TILE, KEY_TILE, GROUP, OUTPUTS, SCRATCH_ROWS = 8, 16, 32, 16, 16
+"""As in the C: tokens that attend together, keys read at a time, inputs of a weight's group, outputs of its block, rows
+that the input scratch is rounded up to."""
+_QUANTIZED_GROUP_BYTES = 48
+"""sizeof(QuantizedGroup)"""
 
 
-class Pass(ctypes.Structure):
-    """The Pass of native.c."""
-
-    _fields_ = (
-        [(n, _SIZE) for n in ("tokens", "heads", "kv_heads", "dim")]
-        + [(n, _POINTER) for n in ("cos", "sin", "slots", "positions", "last_seen")]
-        + [("capacity", _SIZE), ("queries", _POINTER), ("scores", _POINTER)]
-    )
+def _fields(sizes: str, pointers: str) -> list[tuple[str, type]]:
+    return [(name, _SIZE) for name in sizes.split()] + [(name, _POINTER) for name in pointers.split()]
 
 
-class Layer(ctypes.Structure):
-    """The Layer of native.c."""
+class AttentionMetadata(ctypes.Structure):
+    """native_attention.h's structure of this name."""
 
-    _fields_ = [(n, _POINTER) for n in ("norm_1", "norm_2", "qkv", "out", "gate_up", "down", "keys", "values", "tap")]
-
-
-class Block(ctypes.Structure):
-    """The Block of native_block.h."""
-
-    _fields_ = (
-        [(n, _SIZE) for n in ("hidden", "inner", "taps", "layers", "outputs")]
-        + [("eps", _NUMBER), ("embedding_bits", _FLAG)]
-        + [
-            (n, _POINTER)
-            for n in ("embedding", "fuse_gain", "gain", "ones", "masks", "fuse", "context", "inputs", "head")
-        ]
-    )
+    _fields_ = [
+        *_fields("tokens heads kv_heads head_dim", "cos sin slots positions last_seen"),
+        *_fields("capacity", "queries scores"),
+    ]
 
 
-class Serial(ctypes.Structure):
-    """The Serial of native_block.h."""
+class DecoderLayer(ctypes.Structure):
+    """native.c's structure of this name."""
 
-    _fields_ = (
-        [(n, _SIZE) for n in ("hidden", "inner", "outputs")]
-        + [("eps", _NUMBER), ("embedding_bits", _FLAG)]
-        + [(n, _POINTER) for n in ("embedding", "gain", "of_tokens", "outer", "head")]
-    )
+    _fields_ = _fields("", "norm_1 norm_2 qkv out gate_up down keys values tap")
 
 
+class BlockDrafter(ctypes.Structure):
+    """native_block.h's structure of this name."""
+
+    _fields_ = [
+        *_fields("hidden inner taps layers outputs", ""),
+        ("eps", _FLOAT),
+        ("embedding_bits", _INT),
+        *_fields("", "embedding fuse_gain gain ones masks fuse context inputs head"),
+    ]
+
+
+class SerialHead(ctypes.Structure):
+    """native_block.h's structure of this name."""
+
+    _fields_ = [
+        *_fields("hidden inner outputs", ""),
+        ("eps", _FLOAT),
+        ("embedding_bits", _INT),
+        *_fields("", "embedding gain of_tokens outer head"),
+    ]
+
+
+_STRUCTURES = (AttentionMetadata, DecoderLayer, BlockDrafter, SerialHead)
 _ARGUMENTS = {
-    "product": [_POINTER, _SIZE, _SIZE, _POINTER, _NUMBER, _FLAG, _POINTER, _SIZE, _POINTER, _POINTER, _FLAG],
-    "attend": [_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _FLAG],
-    "draft_block": [*[_POINTER] * 5, _SIZE, *[_POINTER] * 9, _FLAG],
-    "mend": [_POINTER, _SIZE, *[_POINTER] * 7, _FLAG],
-    "decode_layers": [_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _NUMBER, _FLAG, _POINTER, _POINTER, _FLAG],
+    "product": [_POINTER, _SIZE, _SIZE, _POINTER, _FLOAT, _INT, _POINTER, _SIZE, _POINTER, _POINTER, _INT],
+    "attend": [_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT],
+    "draft_block": [*[_POINTER] * 5, _SIZE, *[_POINTER] * 9, _INT],
+    "refine": [_POINTER, _SIZE, *[_POINTER] * 7, _INT],
+    "decode_layers": [_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _FLOAT, _INT, _POINTER, _POINTER, _INT],
 }
 
 
 def kernels(bits: int = 4) -> ctypes.CDLL | None:
-    """The functions of native.c, for weights of so many bits; None where there are none."""
-    return None if why_not(bits) else _loaded()
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_library()))
-    for name, types in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    library.stream.argtypes, library.stream.restype = [_POINTER, _SIZE, _FLAG], ctypes.c_int64
-    library.use_matrix_unit(True)
-    return library
-
-
-def large_pages(size: int) -> torch.Tensor:
-    """So many bytes, in pages of two megabytes where the system has them: what is read from one end to the other is
-    then read without a search for every fourth kilobyte."""
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _LARGE_PAGE
-    return whole[start : start + size]
-
-
-def _has(*units: str) -> bool:
-    able = torch.cpu.get_capabilities()
-    return all(able.get(unit) for unit in units)
+    """The functions of native.c for weights of 4, 8, 16 or 32 bits; None where missing_requirement(bits) says why not."""
+    return None if missing_requirement(bits) else _library()[0]
 
 
 @functools.lru_cache
-def why_not(bits: int = 4) -> str:
-    """Why there are no kernels here for weights of so many bits, in words that follow "it needs"; "" where there are."""
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not _has(*_UNITS):
-        return "Linux on a processor with AVX-512 VNNI units"
-    if bits == 16:
-        return why_not() or ("" if _has(_UNITS_16) else "a processor with AVX-512 BF16 units")
+def missing_requirement(bits: int = 4) -> str:
+    """What this machine lacks for kernels with weights of that many bits, in words that follow "it needs"; "" if
+    nothing."""
+    if bits == 16 and not native_build.BF16.is_supported():
+        return missing_requirement() or f"a processor with {native_build.BF16.name} units"
+    library, missing = _library()
+    if bits == 16 and library is not None and not library.has_bf16():
+        return f"a compiler that knows {native_build.BF16.name} (gcc 10 or later)"
+    return missing
+
+
+@functools.lru_cache(maxsize=1)
+def _library() -> tuple[ctypes.CDLL | None, str]:
+    """The library, or None and what is missing for it."""
     try:
-        if not (library := _library()).exists():
-            _compile(library)
-    except (OSError, subprocess.SubprocessError, SpecVizError) as error:
-        _LOG.info("native.c was not compiled: %s", getattr(error, "stderr", None) or error)
-        return "the compiler gcc, to compile its kernel once"
-    return ""
+        library = native_build.load()
+    except native_build.BuildError as error:
+        return None, str(error)
+    _check_layouts(library)
+    for name, types in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    library.stream.argtypes, library.stream.restype = [_POINTER, _SIZE, _INT], ctypes.c_int64
+    library.enable_amx(True)
+    return library, ""
 
 
-def _flags() -> tuple[str, ...]:
-    return _FLAGS + (_FLAGS_16 if _has(_UNITS_16) else ()) + (_FLAGS_MATRIX if _has(*_UNITS_MATRIX) else ())
+def _check_layouts(library: ctypes.CDLL) -> None:
+    """Raises RuntimeError if the structures or sizes of this file are not those of the C."""
+    ours = [number for of in _STRUCTURES for number in (ctypes.sizeof(of), getattr(of, of._fields_[-1][0]).offset)]
+    sizes = [QUERY_TILE, KEY_TILE, GROUP, OUTPUTS, SCRATCH_ROWS, _QUANTIZED_GROUP_BYTES]
+    for name, expected in (("struct_layouts", ours), ("tile_sizes", sizes)):
+        found = list((_SIZE * len(expected)).in_dll(library, name))
+        if found != expected:
+            raise RuntimeError(f"native.py and native.c differ in {name}: {expected} and {found}")
 
 
-def _library() -> Path:
-    """Where the compiled kernel lies: by what it is made of."""
-    made_of = repr((_flags(), torch.__version__)).encode() + b"".join(part.read_bytes() for part in _PARTS)
-    return paths.home() / "kernels" / f"native-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
-
-
-def _compile(to: Path) -> None:
-    if (compiler := shutil.which("gcc")) is None:
-        raise FileNotFoundError("gcc")
-    to.parent.mkdir(exist_ok=True)
-    # torch's own OpenMP: a second one would have threads of its own, which wait by spinning
-    openmp = sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))
-    with tempfile.TemporaryDirectory(dir=to.parent) as work:
-        made = Path(work) / to.name
-        subprocess.run(
-            [compiler, *_flags(), str(_SOURCE), *map(str, openmp), "-lm", "-o", str(made)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
+def address(name: str, tensor: torch.Tensor, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> int:
+    """The address of a tensor that C reads or writes. Raises ValueError unless it has this shape and type, and is
+    contiguous and on the CPU."""
+    if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_cpu or not tensor.is_contiguous():
+        layout = "contiguous" if tensor.is_contiguous() else "not contiguous"
+        raise ValueError(
+            f"{name}: native.c needs {list(shape)}, {dtype}, contiguous, on cpu; this is "
+            f"{list(tensor.shape)}, {tensor.dtype}, {layout}, on {tensor.device}"
         )
-        os.replace(made, to)
+    return tensor.data_ptr()
+
+
+def input_scratch(rows: int, inputs: int) -> torch.Tensor:
+    """Memory for the activations [rows, inputs] of a product in any form: quantized, bfloat16 or float32."""
+    return torch.empty(-(-rows // SCRATCH_ROWS) * SCRATCH_ROWS * inputs * 4, dtype=torch.uint8)
+
+
+def alloc_huge_pages(size: int) -> torch.Tensor:
+    """`size` bytes in 2 MiB pages if available (fewer TLB misses)."""
+    memory = mmap.mmap(-1, size + _HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # EINVAL: a system without transparent huge pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -whole.data_ptr() % _HUGE_PAGE
+    return whole[start : start + size]
