@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -47,7 +48,7 @@ class AutoregressiveDrafter:
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._cache.add(row, capacity)
         self._texts[row] = list(prompt)
-        if len(prompt) > 1:
+        if 1 < len(prompt) <= (self.model.max_positions or len(prompt)):
             self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
 
     @torch.inference_mode()
@@ -55,7 +56,8 @@ class AutoregressiveDrafter:
         device = self.model.device
         drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
-        feed = {i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests)}
+        requests = [replace(r, k=self._room(r)) for r in requests]
+        feed = {i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests) if r.k}
         uniforms = onto([u for r in requests for u in r.uniforms], device, torch.float64)
         starts = starts_of([len(r.uniforms) for r in requests])
         forwarded, flops, moved = 0, 0, 0
@@ -73,13 +75,25 @@ class AutoregressiveDrafter:
                 drawn[i].append(tuple(x[n : n + 1] for x in (tokens, raw, drawn_from) if x is not None))
             slot += 1
             feed = {i: tokens[n : n + 1] for n, i in enumerate(feed) if slot < requests[i].k}
-        columns = [[torch.cat(part) for part in zip(*of_row)] for of_row in drawn]
+        columns = [[torch.cat(part) for part in zip(*of_row)] if of_row else self._nothing() for of_row in drawn]
         drafts = [tokens for tokens, *_ in columns]
         self._drafts = {r.row: (drafts, i) for i, r in enumerate(requests)}
         q = [self.vocabulary.probs(tokens, *(drawn_from or [None])) for tokens, _, *drawn_from in columns]
         return Proposal(
             drafts, q, [self.vocabulary.spread_logits(raw) for _, raw, *_ in columns], forwarded, Cost(flops, moved)
         )
+
+    def _nothing(self) -> list[torch.Tensor]:
+        """The tokens, logits and probabilities of no drafts."""
+        logits = torch.empty(0, len(self.vocabulary), device=self.model.device)
+        tokens, drawn_from = self.vocabulary.choose(logits, self.settings, logits.new_empty(0, dtype=torch.float64))
+        return [x for x in (tokens, logits, drawn_from) if x is not None]
+
+    def _room(self, request: Request) -> int:
+        """How many of the drafts asked for fit the model's context: K drafts take K - 1 positions after the anchor."""
+        if self.model.max_positions is None:
+            return request.k
+        return max(0, min(request.k, self.model.max_positions - len(self._texts[request.row]) + 1))
 
     def _known(self, tokens: Sequence[int] | torch.Tensor) -> Sequence[int] | torch.Tensor:
         """Tokens as the drafter can read them: a padding id that only the target has is read as token 0. That can

@@ -21,6 +21,7 @@ from specviz.hardware.costs import ModelShape
 from specviz.loader.llama import Llama
 from specviz.models.attention import PackedAttention, attend
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.configs import first_layers_of, longest_text
 from specviz.models.fused import LeanLlama, serves
 from specviz.models.graphs import graphs_of
 from specviz.models.weight_storage import Product
@@ -95,7 +96,8 @@ class CausalModel:
         self.hidden_size: int = self.config.hidden_size
         self.blocks = _decoder_blocks(module)
         self.layers = len(self.blocks)
-        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_positions = longest_text(self.config.to_dict())
+        """Positions of the longest text whose rotary frequencies stay as they are, or None for no limit."""
         if not isinstance(module, Llama):
             _use_ragged_attention(module)
         self._lean = lean or _lean(module, narrow, four_bit)
@@ -111,7 +113,7 @@ class CausalModel:
 
     def first(self, layers: int) -> Self:
         """The model of its first layers, then its norm and head. All weights are its own."""
-        config = type(self.module.config).from_dict(self.module.config.to_dict() | {"num_hidden_layers": layers})
+        config = type(self.module.config).from_dict(first_layers_of(self.module.config.to_dict(), layers))
         module = type(self.module)(config)
         own = self.module.state_dict()
         module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
