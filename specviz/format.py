@@ -64,3 +64,8 @@ def binary_bytes(value: float | None) -> str:
         if abs(value) >= 1024**power:
             return f"{value / 1024**power:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def gigabytes(count: int) -> str:
+    """Bytes in words: 93 MB, 8.05 GB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -18,7 +18,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
 from specviz.engine.run import STORE
-from specviz.loader import requirements
+from specviz.loader import space
 from specviz.trace import records as tracing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -371,7 +371,7 @@ def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
 
 def test_no_room_on_disk_is_told_before_the_download(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(requirements, "free_disk_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(space, "free_disk_bytes", lambda folder: 1_000_000)
     assert "disk space" in refused("fetch", "smollm2-135m")
 
 

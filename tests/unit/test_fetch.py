@@ -25,16 +25,10 @@ from specviz.errors import FetchError, PairError
 from specviz.loader import fetch as module
 from specviz.loader import model_folder, wheel
 from specviz.loader.child_process import Job
-from specviz.loader.fetch import Stopped, fetch, fetched
-from specviz.loader.load_model import (
-    check,
-    load_config,
-    load_draft,
-    load_module,
-    load_source,
-    load_target,
-    load_tokenizer,
-)
+from specviz.loader.config_and_tokenizer import load_config, load_tokenizer
+from specviz.loader.fetch import Stopped, fetch
+from specviz.loader.load_model import check, load_draft, load_module, load_source, load_target
+from specviz.loader.local_copy import fetched
 from specviz.loader.pairs import EMBEDDED, Source, find_pair
 from specviz.models.causal import CausalModel
 

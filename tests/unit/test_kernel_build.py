@@ -17,7 +17,7 @@ import torch
 from specviz.errors import SettingsError
 from specviz.kernels import binding, build
 from specviz.kernels.packed import PackedLinear, pack
-from specviz.loader.load_model import resolve_precision
+from specviz.loader.precision import resolve_precision
 from specviz.models.attention import attention_metadata
 from specviz.models.cache import RaggedCache
 

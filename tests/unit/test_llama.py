@@ -13,8 +13,9 @@ from tiny_models import tiny_model
 
 from specviz.errors import FetchError
 from specviz.loader import llama, model_folder
+from specviz.loader.config_and_tokenizer import load_config
 from specviz.loader.llama import Llama, LlamaConfig
-from specviz.loader.load_model import load_config, load_module, stock_like
+from specviz.loader.load_model import load_module, stock_like
 from specviz.models.causal import CausalModel
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6]]

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import byte_level_tokenizer
 
 from specviz.engine.prompts import PRESETS, encode
-from specviz.loader.load_model import load_tokenizer
+from specviz.loader.config_and_tokenizer import load_tokenizer
 from specviz.loader.tokenizer import Tokenizer
 from specviz.loader.toy import FOLDER
 from specviz.trace.token_text import piece_table
