@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -461,7 +460,6 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     for line in process.stderr:
         if line.startswith("Decoding"):
             break
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err

@@ -234,8 +234,13 @@ def test_two_at_once_work_once_and_both_get_the_folder(source, monkeypatch):
 
     def slow(*arguments):
         conversions.append(arguments)
-        time.sleep(1.0)
+        deadline = time.monotonic() + 60
+        while not waiting() and time.monotonic() < deadline:
+            time.sleep(0.01)
         real(*arguments)
+
+    def waiting():
+        return any(progress.stage.startswith("Waiting for another") for progress in told)
 
     monkeypatch.setattr(module, "_convert", slow)
     threads = [threading.Thread(target=lambda: results.append(fetch(source, told.append))) for _ in range(2)]
@@ -244,7 +249,7 @@ def test_two_at_once_work_once_and_both_get_the_folder(source, monkeypatch):
     for thread in threads:
         thread.join(60)
     assert len(conversions) == 1 and results == [paths.models() / "tiny"] * 2
-    assert any(progress.stage.startswith("Waiting for another") for progress in told)
+    assert waiting()
 
 
 def test_progress_has_speed_and_time_left(monkeypatch):
