@@ -44,7 +44,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "written here"])
+@pytest.fixture(params=[pytest.param("embedded", marks=pytest.mark.model), "written here"])
 def folder(request, tmp_path):
     if request.param == "embedded":
         return request.getfixturevalue("embedded_folder")
