@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import byte_level_tokenizer, tiny_model
 
-from specviz.kernels import build
+from specviz.kernels import binding
 from specviz.loader.pairs import EMBEDDED, find_pair
 
 ROOT = Path(__file__).parent
@@ -31,13 +31,13 @@ def pytest_configure():
 
 def _check_kernels() -> None:
     """Stops at once where the kernels that this pass of the tests is about are missing, or there against its wish."""
-    kernels_are_off = os.environ.get("SPECVIZ_KERNELS", "").lower() == "off"
-    if kernels_are_off and build.kernels() is not None:
+    kernels_are_off = os.environ.get("SPECVIZ_KERNELS", "").strip().lower() == "off"
+    if kernels_are_off and binding.kernels() is not None:
         raise pytest.UsageError("SPECVIZ_KERNELS=off, but the kernels are there: this pass would prove nothing.")
-    if not kernels_are_off and kernels_are_expected() and build.kernels() is None:
+    if not kernels_are_off and kernels_are_expected() and binding.kernels() is None:
         raise pytest.UsageError(
-            "This machine can have the C kernels, but they are not there (python -m specviz doctor may say why): their "
-            "tests would be skipped. SPECVIZ_KERNELS=off runs the tests without them on purpose."
+            f"This machine can have the C kernels, but they need {binding.missing_requirement()}: their tests would be "
+            "skipped. SPECVIZ_KERNELS=off runs the tests without them on purpose."
         )
 
 
