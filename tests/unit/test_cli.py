@@ -435,6 +435,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert process.wait(timeout=120) in (0, 2) and "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent as on Unix")
 def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     file = tmp_path / "run.json.gz"
