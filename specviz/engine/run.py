@@ -300,6 +300,8 @@ class Run(Watched):
         self._emitted = [[] for _ in self.prompts]
         self._vocab_size = target.model.vocab_size
         self._add_pieces({ids[0][-1]})
+        if self.stopping():
+            raise Stopped("Stopped before the first round.")
         self.progress, self.status = Progress("Reading the prompt"), "running"
         end = "complete"
         steps = decode(

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -436,6 +435,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert process.wait(timeout=120) in (0, 2) and "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent as on Unix")
 def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     file = tmp_path / "run.json.gz"
@@ -461,7 +461,6 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     for line in process.stderr:
         if line.startswith("Decoding"):
             break
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err

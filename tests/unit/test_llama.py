@@ -184,6 +184,7 @@ def test_nothing_is_drawn_for_weights_that_are_read(tiny_folder, monkeypatch):
     assert torch.equal(read.lm_head.weight, wanted)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_decodes_without_transformers(tiny_folder, empty_home):
     """From the folder to the first token, with prompt lookup as drafter: neither transformers nor torch's compiler,
     both of which take seconds to import, nor any of this project's parts that need them."""

@@ -44,7 +44,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "written here"])
+@pytest.fixture(params=[pytest.param("embedded", marks=pytest.mark.model), "written here"])
 def folder(request, tmp_path):
     if request.param == "embedded":
         return request.getfixturevalue("embedded_folder")
@@ -75,6 +75,7 @@ def random_texts(count: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_ids_texts_and_vocabulary_are_those_of_transformers(folder):
     ours, stock = load_tokenizer(folder), load_tokenizer(folder, stock=True)
     assert isinstance(ours, Tokenizer) and not isinstance(stock, Tokenizer)
