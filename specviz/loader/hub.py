@@ -76,8 +76,11 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
 
 
 def _bar(tell: Callable[[int, int], None], wanted: int, here: int):
-    """A progress bar class that counts bytes, from `here` on, instead of drawing. The client makes one bar of bytes received, one
-    of bytes written and one of files; the bytes written are the honest figure, as they are whole files' parts."""
+    """A progress bar class that counts bytes, from `here` on, instead of drawing.
+
+    The client makes one bar of bytes received, one of bytes written and one of files; the bytes written count, as they
+    are whole files' parts.
+    """
     from tqdm.auto import tqdm
 
     class Bar(tqdm):
