@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 
@@ -16,18 +15,14 @@ from specviz.sampling.accept_rules import Tally
 from specviz.trace.records import Trace
 from specviz.ui import recorded, stage
 from specviz.ui.chart import chart
+from specviz.ui.component_source import load_component
 from specviz.views import position_case
 from specviz.views.figures import emitted_tokens, palette
 from specviz.views.frames import legible
 from specviz.views.position_case import Case
 
-_ASSETS = Path(__file__).resolve().parents[2] / "assets"
-_component = st.components.v2.component(
-    "specviz_accept_rule",
-    html=(_ASSETS / "accept_rule.html").read_text(encoding="utf-8"),
-    css=(_ASSETS / "accept_rule.css").read_text(encoding="utf-8"),
-    js=(_ASSETS / "accept_rule.js").read_text(encoding="utf-8"),
-)
+_source = load_component("accept_rule")
+_component = st.components.v2.component("specviz_accept_rule", html=_source.html, css=_source.css, js=_source.js)
 KEY = "accept_rule"
 TRIALS = 10_000
 COMPARED = 2_000
@@ -152,7 +147,7 @@ def _note(case: Case, trace: Trace) -> str:
     if case.hidden:
         note += (
             f" {case.hidden:,} tokens are summed up"
-            + ("." if case.exact else "; warped anew from those kept, so approximate.")
+            + ("." if case.exact else "; warped again from those kept, so approximate.")
             + " In trials they count as one token: exact for the accept rule, approximate for wrong ones."
         )
     return note
