@@ -26,7 +26,7 @@ class MemoryBudgetError(SpecVizError):
 
 
 class NotFiniteError(SpecVizError):
-    """A model's logits are no numbers (NaN or infinite), so that there is nothing to draw from."""
+    """A model's weights or logits are NaN or infinite, so that there is nothing to draw from."""
 
 
 class PluginError(SpecVizError):

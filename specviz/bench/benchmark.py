@@ -492,7 +492,7 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
     # on a processor it has bf16 throughout as well, which is the faster
     for precision in (target.precision, *(["bf16"] if target.device == "cpu" and machine.has_bf16_units() else [])):
         tell(f"Starting vLLM in {precision}")
-        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting)
+        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting, eos)
         closing.append(model.close)
         versions["vllm"] = model.version
         systems.append(System("vLLM", f"plain, {model.setting}", precision, model.run))

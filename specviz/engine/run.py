@@ -29,7 +29,7 @@ from specviz.engine.request import Order
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
+from specviz.loader import generation_config, load_model
 from specviz.loader.fetch import Progress, Stopped
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.requirements import gigabytes
@@ -55,6 +55,8 @@ class Opened:
     tokenizer: object
     device: str
     precision: str
+    note: str = ""
+    """What its generation_config asks for and a run does not do by itself, in a sentence."""
 
 
 class ModelStore:
@@ -81,7 +83,9 @@ class ModelStore:
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, progress, stop)
-            return Opened(CausalModel(loaded.module, four_bit=precision == "int4"), loaded.tokenizer, device, precision)
+            model = CausalModel(loaded.module, four_bit=precision == "int4")
+            note = generation_config.note(loaded.folder)
+            return Opened(model, loaded.tokenizer, device, precision, note)
 
         return self._get((source, device, precision), make, stop)
 
@@ -261,8 +265,8 @@ class Run(Watched):
         self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
-        said = (*self.pair.notes, precision_note(self.pair.name, target.precision, target.device), encoded.note)
-        self.note = " ".join(filter(None, said))
+        said = (*self.pair.notes, precision_note(self.pair.name, target.precision, target.device))
+        self.note = " ".join(filter(None, (*said, target.note, encoded.note)))
         self.prompts = tuple(
             Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))
             for row in range(order.rows)

@@ -19,6 +19,7 @@ from specviz.kernels import build
 from specviz.loader import llama, model_folder, requirements, tokenizer
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.fetch import Progress, fetch, fetch_small
+from specviz.loader.finite_weights import check_weights, stored_tensor
 from specviz.loader.pairs import Pair, Source, find_pair
 
 _DTYPES = {"fp32": torch.float32, "int4": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -119,7 +120,7 @@ def load_module(
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
     A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
-    Raises FetchError (missing, damaged or foreign weights), MemoryBudgetError, SettingsError.
+    Raises FetchError (missing, damaged or foreign weights), NotFiniteError, MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
@@ -136,6 +137,7 @@ def load_module(
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
         raise FetchError(f"The weights in {found.path} do not load as a causal LM: {_line(error)}.") from None
+    check_weights(module.named_parameters(), found.path.name, precision, lambda name: stored_tensor(found.path, name))
     return module.eval().requires_grad_(False)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are none: logits that are NaN or infinite, the layer where they began, and weights that are so already.
+"""Logits that are NaN or infinite: how a round sees them, in which layer they began, and the error that says so.
 
 A position is at fault if one of its logits is NaN or +inf, or if all are -inf: then there is no distribution to draw
 from. Single logits of -inf are masked tokens, which is nothing wrong.
@@ -6,12 +6,13 @@ from. Single logits of -inf are masked tokens, which is nothing wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from specviz.errors import FetchError, NotFiniteError, SpecVizError
+from specviz.errors import NotFiniteError, SpecVizError
 from specviz.sampling.distributions import OneHot, Rows, chosen, together
 
 if TYPE_CHECKING:
@@ -51,8 +52,10 @@ def drafted_logits(logits: Sequence[Rows], probs: Sequence[Rows], tokens: Sequen
 
 
 def first_faulty_layer(model: CausalModel, tokens: Sequence[int]) -> int | None:
-    """The first layer, from 0, whose output is not finite somewhere in a text; None if all are. For diagnosis: a forward
-    pass of its own. Raises SpecVizError if there is no memory for it."""
+    """The first layer, from 0, whose output is not finite somewhere in a text; None if all are.
+
+    A forward pass of its own, for diagnosis. Raises SpecVizError if there is no memory for it.
+    """
     cache = model.new_cache()
     cache.add(0, len(tokens))
     first = None
@@ -67,52 +70,28 @@ def first_faulty_layer(model: CausalModel, tokens: Sequence[int]) -> int | None:
 
 def target_fault(model: CausalModel, tokens: Sequence[int], row: int) -> NotFiniteError:
     """What to raise where the target's logits after these tokens of a row are at fault."""
-    return _fault(f"The target {model.name} in {model.precision}", f"after token {len(tokens)} of text {row + 1}", model, tokens)
+    return _fault(f"The target {model.name}", model.precision, tokens, row, model)
 
 
-def drafter_fault(name: str, model: CausalModel | None, precision: str, tokens: Sequence[int], row: int) -> NotFiniteError:
-    """What to raise where a drafter's logits are at fault. model: its own, where it is a causal language model."""
-    precision = model.precision if model else precision
-    whose = f"The drafter {name}" + (f" ({model.name})" if model else "") + f" in {precision}"
-    return _fault(whose, f"after token {len(tokens)} of text {row + 1}", model, tokens, precision)
+def drafter_fault(
+    name: str, model: CausalModel | None, precision: str, tokens: Sequence[int], row: int
+) -> NotFiniteError:
+    """What to raise where a drafter's logits are at fault. model: its own, if it is a causal language model; else its
+    layers are not known, and the precision is the run's."""
+    whose = f"The drafter {name} ({model.name})" if model else f"The drafter {name}"
+    return _fault(whose, model.precision if model else precision, tokens, row, model)
 
 
-def _fault(whose: str, where: str, model: CausalModel | None, tokens: Sequence[int], precision: str = "") -> NotFiniteError:
-    try:
-        layer = first_faulty_layer(model, tokens) if model else None
-        at = f"the output of layer {layer + 1} of {model.layers} is the first that is not" if layer is not None else ""
-        if model and layer is None:
-            at = f"the outputs of its {model.layers} layers are, so it is the head"
-    except (SpecVizError, RuntimeError):  # no memory for the diagnosis: the fault is told all the same
-        at = ""
-    return NotFiniteError(
-        f"{whose} gave logits that are not finite numbers (NaN or infinite) {where}{'; ' if at else ''}{at}. "
-        + _ADVICE[precision or model.precision]
-    )
-
-
-def check_weights(
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    whose: str,
-    stored: Callable[[str], torch.Tensor | None] = lambda name: None,
-    precision: str = "fp32",
-) -> None:
-    """Refuse weights that are NaN or infinite; waits for the device once. stored: a tensor as its file has it, to tell
-    a damaged file from weights that do not fit the precision. Raises FetchError with the tensor's name."""
-    named = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel() and t.device.type != "meta"]
-    if not named:
-        return
-    # NaN and infinity are seen in the least and the largest: a pass over the weights, and nothing to keep
-    ends = torch.stack([end.float() for _, t in named for end in torch.aminmax(t)])
-    for (name, _), finite in zip(named, ends.view(-1, 2).isfinite().all(1).tolist()):
-        if not finite:
-            before = stored(name)
-            if before is not None and bool(before.isfinite().all()):
-                raise FetchError(
-                    f"The weights of {whose} do not fit {precision}: {name} has numbers beyond its range. "
-                    "Choose bf16 or fp32."
-                )
-            raise FetchError(
-                f"The weights of {whose} are damaged: {name} has numbers that are NaN or infinite. "
-                "Download or copy them again."
+def _fault(whose: str, precision: str, tokens: Sequence[int], row: int, model: CausalModel | None) -> NotFiniteError:
+    where = ""
+    with contextlib.suppress(SpecVizError, RuntimeError):  # without memory for the diagnosis the layer is not named
+        if model:
+            layer = first_faulty_layer(model, tokens)
+            found = (
+                "none has such an output" if layer is None else f"layer {layer + 1} is the first with such an output"
             )
+            where = f"; of its {model.layers} layers, {found}"
+    return NotFiniteError(
+        f"{whose} in {precision} gave logits that are NaN or infinite after token {len(tokens)} of text {row + 1}"
+        f"{where}. " + _ADVICE.get(precision, _ADVICE["bf16"])
+    )
