@@ -5,7 +5,8 @@
 SETTING: compiled, vLLM's own default, which falls back to eager where nothing can compile; or eager.
 
 The first line out tells {"version": ..., "setting": "compiled" or "eager"}. Then a line of JSON in,
-{"prompts": [[ids]], "tokens": n}, gives one out, {"texts": [[ids]], "rate": tokens per second}.
+{"prompts": [[ids]], "tokens": n, "eos": [ids that end a text]}, gives one out, {"texts": [[ids]],
+"rate": tokens per second}. Decoding is greedy, whatever the model's generation config asks for.
 """
 
 from __future__ import annotations

@@ -266,9 +266,9 @@ def vllm_python() -> str | None:
 
 
 _NO_PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-_LLAMA_PYTHON = {"temp": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **_NO_PENALTIES}
+_PYTHON_GREEDY = {"temp": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **_NO_PENALTIES}
 """Greedy decoding and nothing else, as llama-cpp-python names it."""
-_LLAMA_SERVER = {
+_SERVER_GREEDY = {
     "temperature": 0,
     "top_k": 1,
     "top_p": 1.0,
@@ -305,7 +305,7 @@ class LlamaPython:
         """One prompt."""
         text, times = [], []
         self._model.reset()
-        for token in self._model.generate(list(group[0]), **_LLAMA_PYTHON):
+        for token in self._model.generate(list(group[0]), **_PYTHON_GREEDY):
             text.append(int(token))
             times.append(time.perf_counter())
             if token in self.eos_ids or len(text) >= tokens:
@@ -368,7 +368,7 @@ class LlamaServer:
         body = {
             "prompt": list(group[0]),
             "n_predict": tokens,
-            **_LLAMA_SERVER,
+            **_SERVER_GREEDY,
             "cache_prompt": False,
             "return_tokens": True,
         }

@@ -59,8 +59,8 @@ def note(folder: Path) -> str:
     said = []
     if asked:
         said.append(
-            f"This model's generation_config asks for {_listed(asked)}, which SpecViz does not do: a program that obeys "
-            "it writes another text."
+            f"This model's generation_config asks for {_listed(asked)}, which SpecViz does not do: a program that "
+            "obeys it writes another text."
         )
     wished = {name: entries[name] for name in SAMPLING if entries.get(name) is not None}
     if entries.get("do_sample") is True and wished:
