@@ -1,4 +1,4 @@
-"""Whether a program decoded the same task as our plain decoding: its texts are equal, up to ties that rounding decides."""
+"""Whether a program decoded the same task as our plain decoding: equal texts, up to near ties that rounding decides."""
 
 from __future__ import annotations
 
