@@ -316,12 +316,11 @@ def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], setting
         [u for of_row in us for u in of_row],
         bonus_us,
     )
-    with_logits = [(draft, t) for draft, t in zip(given, tokens) if draft.part(draft.proposal.draft_logits) is not None]
+    with_logits = [draft for draft in given if draft.part(draft.proposal.draft_logits) is not None]
     drafted = (
         drafted_logits(
-            [draft.part(draft.proposal.draft_logits) for draft, _ in with_logits],
-            [draft.part(draft.proposal.draft_probs) for draft, _ in with_logits],
-            [t for _, t in with_logits],
+            [draft.part(draft.proposal.draft_logits) for draft in with_logits],
+            [draft.part(draft.proposal.draft_probs) for draft in with_logits],
         )
         if with_logits
         else []

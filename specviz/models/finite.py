@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specviz.errors import NotFiniteError, SpecVizError
-from specviz.sampling.distributions import OneHot, Rows, chosen, together
+from specviz.sampling.distributions import OneHot, Rows, Spread, together, whole
 
 if TYPE_CHECKING:
     from specviz.models.causal import CausalModel
@@ -28,27 +28,21 @@ _ADVICE = {
 }
 
 
-def largest_logits(logits: torch.Tensor, p: Rows) -> torch.Tensor:
+def largest_logits(logits: Rows, p: Rows) -> torch.Tensor:
     """The largest logit [M] of each position of logits [M, V]: not finite exactly where a position is at fault.
-    p: their distributions; at temperature 0 these say where it is. Never waits for the device."""
+    p: the distributions made of them; at temperature 0 these say where it is. Never waits for the device."""
+    if isinstance(logits, Spread):
+        return logits.values.amax(-1)
     if isinstance(p, OneHot):
         return logits.gather(1, p.tokens[:, None])[:, 0]
-    return logits.amax(-1)
+    return whole(logits).amax(-1)
 
 
-def drafted_logits(logits: Sequence[Rows], probs: Sequence[Rows], tokens: Sequence[torch.Tensor]) -> torch.Tensor:
-    """What tells of each draft [N] whether its drafter's logits were at fault: not finite if so. Of each row logits and
-    probs [K_r, V], and the tokens [K_r] drawn from them. Never waits for the device.
-
-    A drawn token's probability is NaN where any logit is at fault; the likeliest token's logit is not finite then.
-    """
-    if tokens[0].device.type != "cpu":  # one launch for all rows
-        logits, probs, tokens = [together(logits)], [together(probs)], [torch.cat(list(tokens))]
-    found = [
-        z if isinstance(q, OneHot) else z * chosen(q, t)
-        for z, q, t in ((chosen(z, t), q, t) for z, q, t in zip(logits, probs, tokens))
-    ]
-    return torch.cat(found)
+def drafted_logits(logits: Sequence[Rows], probs: Sequence[Rows]) -> torch.Tensor:
+    """`largest_logits` [N] of several rows, logits and probs [K_r, V] of each."""
+    if len(logits) > 1 and logits[0].device.type != "cpu":  # one launch for all rows
+        logits, probs = [together(logits)], [together(probs)]
+    return torch.cat([largest_logits(z, q) for z, q in zip(logits, probs)])
 
 
 def first_faulty_layer(model: CausalModel, tokens: Sequence[int]) -> int | None:
