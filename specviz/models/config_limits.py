@@ -24,6 +24,8 @@ def first_layers_config(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     if isinstance(types := raw.get("attention_types"), list):  # GPT-Neo: [[kinds, repeats], ...]
         kinds = [kind for group, repeats in types for kind in group * repeats]
         cut["attention_types"] = [[kinds[:layers], 1]]
+    if isinstance(raw.get("max_window_layers"), int):
+        cut["max_window_layers"] = min(raw["max_window_layers"], layers)
     return cut | {count_key: layers}
 
 
@@ -47,7 +49,7 @@ def position_limit(config: Any) -> tuple[int | None, str]:
     the text was cut into passes, so a verify pass would not compute what single steps do. Up to that limit they are
     plain.
     """
-    most = getattr(config, "max_position_embeddings", None)
+    most = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     limits = {kind: limit for rope in _ropes(config) for kind, limit in _switch(rope, most).items()}
     if not limits:
         return most, ""
@@ -69,5 +71,9 @@ def _ropes(config: Any) -> list[dict]:
 def _switch(rope: dict, most: int | None) -> dict[str, int]:
     """The kind of these rotary parameters and up to how many tokens they stay the same; empty: always."""
     kind = str(rope.get("rope_type", rope.get("type")))
-    limit = most if "dynamic" in kind else rope.get("original_max_position_embeddings") if kind == "longrope" else None
+    limit = None
+    if "dynamic" in kind:
+        limit = most
+    elif kind in ("longrope", "su") and rope.get("short_factor") != rope.get("long_factor"):
+        limit = rope.get("original_max_position_embeddings")
     return {} if limit is None else {kind: limit}

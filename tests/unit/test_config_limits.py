@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from specviz.drafters.autoregressive import first_layers
+from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.engine.loop import decode
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
@@ -39,7 +39,7 @@ FAMILIES = {
         "mlp_only_layers": [3],
     },
     "gpt_neox": {},
-    "gpt2": {"n_positions": 128},
+    "gpt2": {},
 }
 
 
@@ -112,8 +112,17 @@ def test_texts_end_where_rotary_positions_would_change_and_are_exact_up_to_there
     prompts = [[5, 6, 7, 8, 9], [40, 41, 42]]
     new = limit - 5
     assert texts(target, 4, prompts, new)[0] == texts(target, 0, prompts, new)[0]
+    before = target.forwards
     with pytest.raises(SettingsError, match=f"room for 4.*Beyond {limit} tokens"):
         texts(target, 4, prompts, new + 1)
+    assert target.forwards == before, "it is refused before anything runs"
+
+
+def test_longrope_with_equal_lists_never_changes():
+    """As Llama 3.1's frequencies come out of a GGUF file."""
+    same = LONGROPE | {"long_factor": LONGROPE["short_factor"]}
+    config = transformers.LlamaConfig(**SIZES, rope_parameters=same)
+    assert position_limit(config) == (128, "")
 
 
 def test_rotary_positions_by_type_of_layer_are_looked_through():
@@ -126,3 +135,22 @@ def test_other_rotary_positions_set_no_limit_of_their_own():
     for rope in ({"rope_type": "linear", "factor": 2.0}, {"rope_type": "yarn", "factor": 4.0}):
         config = transformers.LlamaConfig(**SIZES, rope_parameters=rope | {"rope_theta": 1e4})
         assert position_limit(config) == (128, "")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_drafter_with_a_shorter_context_stops_drafting_where_it_ends(kind):
+    """Each row by itself: the longer prompt stops first, and a prompt beyond the drafter's context is never drafted."""
+    target = causal(kind)
+    short = causal(kind, max_position_embeddings=24, num_hidden_layers=2)
+    settings = Settings(k=4, temperature=0.0, max_new_tokens=40)
+    prompts = [[5, 6, 7], list(range(20)), list(range(30))]
+    plain = texts(target, 0, prompts, 40)[0]
+    drafter = AutoregressiveDrafter(short, target.vocab_size, settings)
+    found, last_drafted = [list(p) for p in prompts], [0, 0, 0]
+    for round_ in decode(target, drafter, prompts, settings, eos_ids=frozenset()):
+        for verdict in round_.rows:
+            if verdict.proposed:
+                last_drafted[verdict.row] = len(found[verdict.row]) + verdict.proposed
+            found[verdict.row] += verdict.emitted
+    assert [text[len(p) :] for text, p in zip(found, prompts)] == plain
+    assert last_drafted[0] == last_drafted[1] == short.max_positions + 1 and last_drafted[2] == 0
