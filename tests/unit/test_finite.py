@@ -62,9 +62,8 @@ def test_infinite_numbers_are_faults_too(value):
 def test_a_head_at_fault_is_told_from_the_layers(settings):
     target = CausalModel(toy())
     target.head.data[:] = math.nan
-    if target._lean is not None:
-        target._lean.head = lambda kept, *_: torch.full((len(kept), target.vocab_size), math.nan)
-        target.embedding.data[:] = 1.0
+    target._fused.head = lambda kept, *_: torch.full((len(kept), target.vocab_size), math.nan)
+    target.embedding.data[:] = 1.0  # it may be the head's
     assert first_faulty_layer(target, [0, 1, 2]) is None
     with pytest.raises(NotFiniteError, match="none has such an output"):
         list(decode(target, None, [[0, 1]], settings))
