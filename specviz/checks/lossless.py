@@ -177,8 +177,8 @@ class Finding:
             "chi2_p": s.p_value if s else None,
             "total_variation": s.total_variation if s else None,
             "drafted": (g.drafted if g else 0) + (s.drafted if s else 0),
-            "fault": self.fault or None,
             "verdict": self.verdict,
+            **({"fault": self.fault} if self.fault else {}),
         }
 
 
