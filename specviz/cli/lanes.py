@@ -75,7 +75,8 @@ def lanes_command(arguments: argparse.Namespace) -> int:
         if finish(costs):
             raise KeyboardInterrupt
         out["draft_seconds_by_k"] = costs.cost.seconds
-        out["plain_step_seconds"] = costs.cost.plain_seconds
+        out["plain_forward_seconds"] = costs.cost.plain_seconds
+        out["plain_step_seconds"] = costs.cost.plain_seconds  # its older name
     if arguments.out:
         folder = Path(arguments.out)
         written = lanes.save(found, folder)

@@ -30,7 +30,7 @@ from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
+from specviz.loader import generation_config, load_model
 from specviz.loader.fetch import Progress, Stopped
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.precision import resolve_precision
@@ -56,6 +56,8 @@ class Opened:
     tokenizer: object
     device: str
     precision: str
+    note: str = ""
+    """What its generation_config asks for and a run does not do by itself, in a sentence."""
 
 
 class ModelStore:
@@ -82,7 +84,9 @@ class ModelStore:
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, progress, stop)
-            return Opened(CausalModel(loaded.module, four_bit=precision == "int4"), loaded.tokenizer, device, precision)
+            model = CausalModel(loaded.module, four_bit=precision == "int4")
+            note = generation_config.note(loaded.folder)
+            return Opened(model, loaded.tokenizer, device, precision, note)
 
         return self._get((source, device, precision), make, stop)
 
@@ -275,6 +279,7 @@ class Run(Watched):
         said = (
             *self.pair.notes,
             precision_note(self.pair.name, target.precision, target.device),
+            target.note,
             encoded.note,
             _context_note(drafter, len(encoded.ids) + settings.max_new_tokens),
         )
