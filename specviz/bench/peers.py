@@ -88,7 +88,7 @@ class Transformers:
 
     def _greedy(self, **more):
         """A generation config of plain greedy decoding to the same end tokens, with some entries set."""
-        return load_model.transformers().GenerationConfig(
+        return transformers().GenerationConfig(
             do_sample=False, num_beams=1, eos_token_id=sorted(self.eos_ids) or None, pad_token_id=self.pad, **more
         )
 
