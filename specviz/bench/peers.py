@@ -29,6 +29,7 @@ from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter
 from specviz.errors import SpecVizError
 from specviz.loader import load_model, wheel
 from specviz.loader.child_process import Job
+from specviz.loader.config_and_tokenizer import transformers
 from specviz.loader.pairs import Source
 
 Group = Sequence[Sequence[int]]
