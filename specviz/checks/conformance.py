@@ -23,7 +23,7 @@ from specviz.engine.sequence import Row
 from specviz.errors import SpecVizError
 from specviz.loader.pairs import find_pair
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.sampling.rejection import uniform
 from specviz.trace.records import MAX_K, Settings
 
@@ -179,7 +179,7 @@ class _Feed:
     def propose(self, ks: dict[int, int], seed: int = 0) -> Proposal:
         """What it proposes, tokens as numbers and q as tensors."""
         found = self.drafter.propose(self.requests(ks, seed)).on_host()
-        return replace(found, draft_probs=[whole(q) for q in found.draft_probs])
+        return replace(found, draft_probs=[dense(q) for q in found.draft_probs])
 
     def commit(self, row: int, emitted: Sequence[int]) -> None:
         before = len(self.texts[row])

@@ -22,9 +22,9 @@ from specviz.hardware.machine import Timer, clock
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel, Output
 from specviz.models.finite import drafted_logits, drafter_fault, largest_logits, target_fault
-from specviz.sampling.distributions import Rows, together, whole
-from specviz.sampling.rejection import judge_rows, uniform, warped
-from specviz.sampling.transfer import onto, read
+from specviz.sampling.distributions import Distributions, concat, dense
+from specviz.sampling.rejection import judge_rows, uniform, warp_rows
+from specviz.sampling.transfer import to_device, to_host
 from specviz.trace.records import MAX_ROWS, Baseline, Cost, Position, Round, Settings, Verdict
 
 
@@ -276,7 +276,7 @@ class _Draft:
     def after(self, anchor: int) -> list[int] | torch.Tensor:
         """Anchor and drafts."""
         if isinstance(tokens := self.tokens, torch.Tensor):
-            return torch.cat([onto([anchor], tokens.device), tokens])
+            return torch.cat([to_device([anchor], tokens.device), tokens])
         return [anchor, *tokens]
 
 
@@ -286,7 +286,7 @@ class _Verdict:
 
     accepted: torch.Tensor | list[int]
     bonus: torch.Tensor | list[int]
-    target_probs: Rows
+    target_probs: Distributions
     accept_uniforms: list[list[float]]
     bonus_uniforms: list[float]
     largest: torch.Tensor
@@ -303,10 +303,10 @@ def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], setting
         for row, draft in zip(active, drafts)
     ]
     bonus_us = [uniform(row.seed, row.rounds, 0, "bonus") for row in active]
-    p = warped(out.packed, settings.temperature, settings.top_k, settings.top_p)
+    p = warp_rows(out.packed, settings.temperature, settings.top_k, settings.top_p)
     given = [draft for draft in drafts if draft.length]
-    q = together([draft.part(draft.proposal.draft_probs) for draft in given]) if given else None
-    tokens = [t if isinstance(t := draft.tokens, torch.Tensor) else onto(t, device) for draft in given]
+    q = concat([draft.part(draft.proposal.draft_probs) for draft in given]) if given else None
+    tokens = [t if isinstance(t := draft.tokens, torch.Tensor) else to_device(t, device) for draft in given]
     accepted, bonus = judge_rows(
         p,
         out.starts[: len(active)],
@@ -334,7 +334,7 @@ def _settle(
     """How many drafts of each row were accepted, the bonus tokens, and, if there are any, which positions [M] of the
     target and which drafts [N] with logits are at fault; from now on the proposal is on the host."""
     parts = proposal.parts(details=record) if proposal else []
-    accepted, bonus, largest, drafted, *lists = read(
+    accepted, bonus, largest, drafted, *lists = to_host(
         verdict.accepted, verdict.bonus, verdict.largest, verdict.drafted, *parts
     )
     if proposal:
@@ -377,12 +377,12 @@ def _recorded(
     k, proposal = draft.length, draft.proposal
     at = slice(out.starts[i], out.starts[i] + k + 1)
     logits = draft.part(proposal.draft_logits) if k else None
-    q = whole(draft.part(proposal.draft_probs)) if k else out.packed.new_empty(0, out.packed.shape[-1]).double()
+    q = dense(draft.part(proposal.draft_probs)) if k else out.packed.new_empty(0, out.packed.shape[-1]).double()
     judged = accepted if bonus is None else min(accepted + 1, k)
     return recorder.positions(
         out.packed[at],
-        whole(verdict.target_probs[at]),
-        None if logits is None else whole(logits),
+        dense(verdict.target_probs[at]),
+        None if logits is None else dense(logits),
         q,
         draft.tokens,
         verdict.accept_uniforms[i],

@@ -17,7 +17,7 @@ from specviz.engine.run import ModelStore, Order, Run
 from specviz.hardware import ceilings, machine
 from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
 from specviz.sampling import transfer
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
@@ -141,7 +141,7 @@ def test_block_drafters_draft_from_graphs_what_they_draft_eagerly(kind, temperat
         requests = [Request(r, anchors[r], len(us), us) for r, us in uniforms.items()]
         a, b = (drafter.propose(requests).on_host() for drafter in (graphed, eager))
         for x, y in zip(a.draft_logits, b.draft_logits):
-            x, y = whole(x), whole(y)
+            x, y = dense(x), dense(y)
             assert (x - y)[x.isfinite()].abs().max() < 1e-3
         for row in rows:
             emitted = [(step + row + j) % 300 for j in range(1 + (step + row) % 4)]
@@ -179,12 +179,12 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
 
         return called
 
-    def read(*parts):
+    def to_host(*parts):
         reads.append(len(parts))
-        return waiting(transfer.read)(*parts)
+        return waiting(transfer.to_host)(*parts)
 
-    for place in (loop, base, autoregressive):
-        monkeypatch.setattr(place, "read", read)
+    for reader in (loop, base, autoregressive):
+        monkeypatch.setattr(reader, "to_host", to_host)
     monkeypatch.setattr(Recordings, "_record", waiting(Recordings._record))
     rounds = itertools.islice(
         decode(target, drafter, [[1, 2, 3, 1, 2, 3]], settings, eos_ids=frozenset(), record=False), 20

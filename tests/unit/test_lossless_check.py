@@ -17,7 +17,7 @@ from specviz.engine.run import Run
 from specviz.errors import SettingsError
 from specviz.loader.fetch import Stopped
 from specviz.sampling import rejection
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.sampling.rejection import draw
 from specviz.trace import records
 from specviz.trace.records import Settings
@@ -47,7 +47,7 @@ def rows_judged_by(one):
     """A judge of rows, from one of a single row: (p, q, tokens, uniforms, bonus) -> (accepted, bonus token)."""
 
     def judge_rows(p, starts, q, tokens, counts, accept_uniforms, bonus_uniforms):
-        p, q, verdicts, at = whole(p), None if q is None else whole(q), [], 0
+        p, q, verdicts, at = dense(p), None if q is None else dense(q), [], 0
         for start, k, bonus in zip(starts, counts, bonus_uniforms):
             drafted = slice(at, at + k)
             verdicts.append(
