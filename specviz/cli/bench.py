@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
+from specviz.cli.progress import reporting
 from specviz.cli.ranges import numbers
 from specviz.drafters.names import check_drafter
 from specviz.errors import SettingsError
@@ -76,18 +76,19 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
     from specviz.bench import benchmark
 
-    found = benchmark.bench(
-        arguments.pair,
-        drafters,
-        ks,
-        arguments.precision,
-        arguments.device,
-        arguments.peers,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        arguments.batch,
-        benchmark.prompts_from(arguments.prompts, arguments.pair),
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    with reporting() as job:
+        found = benchmark.bench(
+            arguments.pair,
+            drafters,
+            ks,
+            arguments.precision,
+            arguments.device,
+            arguments.peers,
+            benchmark.QUICK if arguments.quick else benchmark.FULL,
+            arguments.batch,
+            benchmark.prompts_from(arguments.prompts, arguments.pair),
+            job=job,
+        )
     print(json.dumps(found, allow_nan=False) if arguments.json else table(found))
     return 0
 
@@ -95,13 +96,9 @@ def bench_command(arguments: argparse.Namespace) -> int:
 def _shape(arguments: argparse.Namespace) -> int:
     from specviz.bench import benchmark
 
-    found = benchmark.bench_shape(
-        arguments.shape,
-        arguments.precision,
-        arguments.device,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    scale = benchmark.QUICK if arguments.quick else benchmark.FULL
+    with reporting() as job:
+        found = benchmark.bench_shape(arguments.shape, arguments.precision, arguments.device, scale, job)
     if arguments.json:
         print(json.dumps(found, allow_nan=False))
         return 0

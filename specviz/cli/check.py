@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from dataclasses import asdict
 
+from specviz.cli.progress import reporting
 from specviz.drafters.names import drafter_names
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K, Settings
 
 EXIT_CODES = {"lossless": 0, "differs": 1, "inconclusive": 3}
-_QUIET_SECONDS = 5.0
-"""How often progress is told."""
 
 
 def add_parsers(subparsers) -> None:
@@ -83,24 +80,18 @@ def check_command(arguments: argparse.Namespace) -> int:
     from specviz.checks import lossless
 
     drafter = arguments.drafter or drafter_names(find_pair(arguments.pair))[0]
-    last = [0.0]
-
-    def tell(stage: str, fraction: float) -> None:
-        if time.monotonic() - last[0] > _QUIET_SECONDS:
-            last[0] = time.monotonic()
-            print(f"{stage} ({100 * fraction:.0f} %)", file=sys.stderr, flush=True)
-
-    finding = lossless.check(
-        arguments.pair,
-        drafter,
-        arguments.k,
-        arguments.temperature,
-        arguments.samples,
-        prompts=arguments.prompts,
-        device=arguments.device,
-        precision=arguments.precision,
-        tell=tell,
-    )
+    with reporting() as job:
+        finding = lossless.check(
+            arguments.pair,
+            drafter,
+            arguments.k,
+            arguments.temperature,
+            arguments.samples,
+            prompts=arguments.prompts,
+            device=arguments.device,
+            precision=arguments.precision,
+            job=job,
+        )
     if arguments.json:
         print(json.dumps(finding.plain(), allow_nan=False))
     else:
@@ -120,13 +111,9 @@ def distance_command(arguments: argparse.Namespace) -> int:
     from specviz.models.precision import record
 
     source = find_pair(EMBEDDED).target
-    reference, other = (STORE.open(source, "cpu", p) for p in ("fp32", arguments.precision))
-    found = measure(
-        reference,
-        other,
-        arguments.texts,
-        lambda n: print(f"{n} of {arguments.texts} texts", file=sys.stderr, flush=True),
-    )
+    with reporting() as job:
+        reference, other = (STORE.open(source, "cpu", p, job) for p in ("fp32", arguments.precision))
+        found = measure(reference, other, arguments.texts, job)
     if arguments.record:
         record(found)
     if arguments.json:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
+from specviz.cli.progress import reporting
 from specviz.drafters.names import plugin_parts
 from specviz.errors import SettingsError
 
@@ -42,15 +42,16 @@ def test_command(arguments: argparse.Namespace) -> int:
         raise SettingsError("--draws and --samples must be from 200 to 1,000,000: fewer prove nothing.")
     from specviz.checks import conformance
 
-    checks = conformance.run(
-        arguments.name,
-        arguments.pair,
-        draws=arguments.draws,
-        samples=arguments.samples,
-        device=arguments.device,
-        precision=arguments.precision,
-        tell=lambda title: print(f"... {title}", file=sys.stderr, flush=True),
-    )
+    with reporting() as job:
+        checks = conformance.run(
+            arguments.name,
+            arguments.pair,
+            draws=arguments.draws,
+            samples=arguments.samples,
+            device=arguments.device,
+            precision=arguments.precision,
+            job=job,
+        )
     passed = all(check.passed for check in checks)
     if arguments.json:
         print(

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+from typing import TYPE_CHECKING
 
 from specviz import format
+from specviz.cli.progress import reporting
 from specviz.cli.ranges import numbers
 from specviz.errors import SettingsError
 from specviz.trace.records import Ceilings
+from specviz.worker import Job
+
+if TYPE_CHECKING:
+    from specviz.models.causal import CausalModel
 
 
 def add_parsers(subparsers) -> None:
@@ -82,22 +87,12 @@ def roofline_command(arguments: argparse.Namespace) -> int:
     pair = find_pair(arguments.pair)
     device, precision = _where(arguments)
     roofs = _roofs(device, precision, take_cached=True, quick=False)
-    target = STORE.open(pair.target, device, precision)
-    told = _progress(arguments)
-    found = step_times.measure(
-        target.model, arguments.k, arguments.batch, arguments.context, arguments.repeats, progress=told
-    )
-    if (draft := step_times.draft_model(pair, target, STORE)) is not None:
-        found += step_times.measure(
-            draft,
-            [0],
-            arguments.batch,
-            arguments.context,
-            arguments.repeats,
-            kind="draft",
-            prefill=False,
-            progress=told,
-        )
+    batch, context, repeats = arguments.batch, arguments.context, arguments.repeats
+    with reporting() as job:
+        target = STORE.open(pair.target, device, precision, job)
+        found = step_times.measure(target.model, arguments.k, batch, context, repeats, job=job)
+        if (draft := step_times.draft_model(pair, target, STORE)) is not None:
+            found += step_times.measure(draft, [0], batch, context, repeats, kind="draft", prefill=False, job=job)
     points = [step_times.as_json(step, roofs) for step in found]
     unsteady = step_times.spread_warning(found)
     if arguments.json:
@@ -148,14 +143,13 @@ def bottleneck_command(arguments: argparse.Namespace) -> int:
     ):
         raise SettingsError(f"Repetitions go from 1 to 100, batches to {step_times.LARGEST_BATCH}, watching to 600 s.")
     device, precision = _where(arguments)
-    told = _progress(arguments)
     roofs = _roofs(device, precision, take_cached=True, quick=False)
-    model, name = _model(arguments, device, precision, told)
-    widths = step_times.by_width(model, arguments.widths, arguments.context, arguments.repeats, progress=told)
-    busy = step_times.find_busy(
-        model, roofs, context=arguments.context, repeats=arguments.repeats, largest=arguments.largest, progress=told
-    )
-    cost = monitor_overhead.measure(model, arguments.watch, arguments.context, progress=told)
+    context, repeats = arguments.context, arguments.repeats
+    with reporting() as job:
+        model, name = _model(arguments, device, precision, job)
+        widths = step_times.by_width(model, arguments.widths, context, repeats, job)
+        busy = step_times.find_busy(model, roofs, context=context, repeats=repeats, largest=arguments.largest, job=job)
+        cost = monitor_overhead.measure(model, arguments.watch, context, job=job)
     rows = [step_times.width_json(w, roofs) for w in widths]
     pair = {
         "reached": busy.reached,
@@ -220,7 +214,7 @@ def bottleneck_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _model(arguments: argparse.Namespace, device: str, precision: str, told):
+def _model(arguments: argparse.Namespace, device: str, precision: str, job: Job) -> tuple[CausalModel, str]:
     """The model to time, and its name: a pair's target, or a shape filled with noise."""
     if arguments.shape:
         from specviz.hardware import shapes
@@ -229,12 +223,12 @@ def _model(arguments: argparse.Namespace, device: str, precision: str, told):
 
         name = arguments.shape
         config = shapes.CONFIGS.get(name) or hub_config(name)
-        return random_weights.build(config, device, precision, name, told), f"{name} with random weights"
+        return random_weights.build(config, device, precision, name, job), f"{name} with random weights"
     from specviz.engine.run import STORE
     from specviz.loader.pairs import find_pair
 
     pair = find_pair(arguments.pair)
-    return STORE.open(pair.target, device, precision).model, pair.name
+    return STORE.open(pair.target, device, precision, job).model, pair.name
 
 
 def _where(arguments: argparse.Namespace) -> tuple[str, str]:
@@ -251,18 +245,10 @@ def _roofs(device: str, precision: str, take_cached: bool, quick: bool) -> Ceili
     from specviz.hardware import ceilings
 
     known = ceilings.cached(device, precision) if take_cached else None
-    return known or ceilings.measure(device, precision, quick=quick)
-
-
-def _progress(arguments: argparse.Namespace):
-    """Tells on stderr what is being timed, if a person is watching."""
-    if arguments.json or not sys.stderr.isatty():
-        return None
-
-    def tell(fraction: float, sentence: str) -> None:
-        print(f"\r{100 * fraction:3.0f} %  {sentence:40}", end="" if fraction < 1 else "\n", file=sys.stderr)
-
-    return tell
+    if known:
+        return known
+    with reporting() as job:
+        return ceilings.measure(device, precision, quick, job)
 
 
 def _with_spread(value: float, spread: tuple[float, float], unit: str) -> str:

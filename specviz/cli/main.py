@@ -20,13 +20,13 @@ from typing import NoReturn
 
 from specviz.cli import bench, doctor, hardware, lanes, load, retune, training
 from specviz.cli import check as cli_check
-from specviz.cli.progress import INTERRUPTED, Line, watch
+from specviz.cli.progress import INTERRUPTED, reporting, watch
 from specviz.cli.ranges import parse_range
 from specviz.drafters.names import check_drafter, code_permitted, drafter_names
 from specviz.engine.prompts import MAX_CHARACTERS
 from specviz.engine.request import Order
 from specviz.errors import SettingsError, SpecVizError
-from specviz.format import binary_bytes, number, percent, seconds, si
+from specviz.format import number, percent, seconds
 from specviz.loader.pairs import CATALOGUE, EMBEDDED, find_pair
 from specviz.trace import metrics
 from specviz.trace import records as tracing
@@ -215,7 +215,7 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.precision,
         )
     )
-    code = watch(run, lambda: _state(run))
+    code = watch(run)
     trace = run.trace
     if trace is not None and path is not None:
         try:
@@ -304,27 +304,6 @@ def _writable(name: str) -> Path:
     return path
 
 
-def _state(run) -> str:
-    if run.status == "loading":
-        return stage(run.progress)
-    emitted = sum(len(v.emitted) for r in run.rounds for v in r.rows)
-    return f"Decoding: {emitted} of at most {run.settings.max_new_tokens * run.order.rows} tokens"
-
-
-def stage(progress) -> str:
-    """A Progress in words, e.g. `Downloading: 40.1 MiB of 88.6 MiB, 12.0 MB/s, 4.1 s left`."""
-    text = progress.stage
-    if progress.total_bytes:
-        text += f": {binary_bytes(progress.done_bytes)} of {binary_bytes(progress.total_bytes)}"
-        if progress.bytes_per_second:
-            text += f", {si(progress.bytes_per_second, 'B/s')}"
-        if progress.seconds_left is not None:
-            text += f", {seconds(progress.seconds_left)} left"
-    elif progress.fraction is not None:
-        text += f": {percent(progress.fraction)}"
-    return text
-
-
 def _print_texts(trace: Trace) -> None:
     for row, (text, prompt) in enumerate(zip(trace.texts, trace.prompts)):
         if len(trace.texts) > 1:
@@ -381,13 +360,13 @@ def _fetch(arguments: argparse.Namespace) -> int:
     from specviz.loader.load_model import check
     from specviz.loader.requirements import needs
 
-    line = Line()
     _say(needs(pair, ask_hub=True).sentence)
-    check(pair, lambda progress: line.show(stage(progress)))  # small files first: a pair that cannot work ends here
+    with reporting() as job:
+        check(pair, job)  # small files first: a pair that cannot work ends here
     for source in (pair.target, pair.draft):
         if source is not None:
-            folder = fetch(source, lambda progress: line.show(stage(progress)))
-            line.end()
+            with reporting() as job:
+                folder = fetch(source, job)
             print(folder)
     return 0
 

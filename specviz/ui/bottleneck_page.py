@@ -15,11 +15,12 @@ from specviz.hardware.costs import breakdown
 from specviz.hardware.roofline import modelled_seconds, point, round_points
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K
-from specviz.ui import point_arithmetic, preparing, stage, task
+from specviz.ui import point_arithmetic, stage, task
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 from specviz.ui.point_arithmetic import Entry
 from specviz.views.figures import busy_idle, roofline_chart
+from specviz.worker import Job
 
 LIVE_SECONDS = 2.0
 """Between two drawings of the roofline while a run goes."""
@@ -54,7 +55,7 @@ def measure_ceilings(setup: Setup) -> None:
     task.button(
         "ceilings",
         "Measure the ceilings" if setup.roofs is None else "Measure again",
-        lambda tell, stop: ceilings.measure(setup.torch_device, setup.precision, tell, stop),
+        lambda job: ceilings.measure(setup.torch_device, setup.precision, job=job),
         ":material/speed:",
         primary=setup.roofs is None,
         disabled=decoding(),
@@ -81,7 +82,7 @@ def roofline(setup: Setup) -> None:
         task.button(
             "steps",
             "Time these steps here",
-            lambda tell, stop: _time_steps(setup, tell, stop),
+            lambda job: _time_steps(setup, job),
             ":material/timer:",
             disabled=decoding(),
             help=timing_help(setup),
@@ -202,13 +203,11 @@ def timing_help(setup: Setup) -> str:
     )
 
 
-def _time_steps(setup: Setup, tell, stop) -> tuple:
+def _time_steps(setup: Setup, job: Job) -> tuple:
     """Time plain, verify at each K up to 8 and the chosen one, prefill and draft; with the shape of each model."""
-    model, draft = models(setup, tell, stop)
+    model, draft = models(setup, job)
     ks = sorted({*range(1, 9), setup.k})
-    found = step_times.measure(
-        model, ks, [setup.batch], setup.context, 3, stop=stop, progress=lambda f, words: tell(0.85 * f, words)
-    )
+    found = step_times.measure(model, ks, [setup.batch], setup.context, 3, job=job.part(0.0, 0.85))
     timed = [(step, model.shape) for step in found]
     if draft is not None:
         timed += [
@@ -221,14 +220,13 @@ def _time_steps(setup: Setup, tell, stop) -> tuple:
                 3,
                 kind="draft",
                 prefill=False,
-                stop=stop,
-                progress=lambda f, _: tell(0.85 + 0.15 * f, "Draft steps"),
+                job=job.part(0.85, 1.0, "Draft steps"),
             )
         ]
     return (setup.name, setup.precision), timed
 
 
-def models(setup: Setup, tell, stop) -> tuple:
+def models(setup: Setup, job: Job) -> tuple:
     """The model to time and one that drafts for it, its own first layers."""
     from specviz.engine.run import STORE
     from specviz.models import random_weights
@@ -239,11 +237,10 @@ def models(setup: Setup, tell, stop) -> tuple:
             pair.target,
             setup.torch_device,
             setup.precision,
-            lambda p: tell(preparing.fraction(p), preparing.words(p)),
-            stop,
+            job,
         )
         return opened.model, step_times.draft_model(pair, opened, STORE)
-    model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, tell, stop)
+    model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, job)
     return model, model.first(max(1, model.layers // 5)) if model.layers > 1 else None
 
 

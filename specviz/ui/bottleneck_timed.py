@@ -17,6 +17,7 @@ from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 from specviz.views.figures import busy_idle, run_charts
 from specviz.views.figures import pass_times as step_charts
+from specviz.worker import Job
 
 TARGET_BUSY, TARGET_K = 0.12, 4
 WIDTHS = range(1, 33)
@@ -60,7 +61,7 @@ def _reproduction(setup: Setup) -> None:
     task.button(
         "found-12",
         "Run it on this machine",
-        lambda tell, stop: _find_busy(setup, tell, stop),
+        lambda job: _find_busy(setup, job),
         ":material/play_arrow:",
         disabled=decoding(),
         help="Times plain and verify steps at growing batches until a plain step is 12 % busy",
@@ -86,10 +87,10 @@ def _reproduction(setup: Setup) -> None:
             st.warning(p.warning)
 
 
-def _find_busy(setup: Setup, tell, stop) -> tuple:
-    model, _ = models(setup, tell, stop)
+def _find_busy(setup: Setup, job: Job) -> tuple:
+    model, _ = models(setup, job)
     return (setup.name, setup.precision), step_times.find_busy(
-        model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3, progress=tell, stop=stop
+        model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3, job=job
     )
 
 
@@ -138,7 +139,7 @@ def timed(setup: Setup) -> None:
     task.button(
         "widths",
         "Time passes of 1 to 32 positions",
-        lambda tell, stop: _time_widths(setup, tell, stop),
+        lambda job: _time_widths(setup, job),
         ":material/timer:",
         disabled=decoding(),
         help=timing_help(setup),
@@ -189,12 +190,14 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
 
 
-def _time_widths(setup: Setup, tell, stop) -> tuple:
-    model, draft = models(setup, tell, stop)
-    widths = step_times.by_width(model, WIDTHS, 128, 3, lambda f, words: tell(0.9 * f, words), stop)
+def _time_widths(setup: Setup, job: Job) -> tuple:
+    model, draft = models(setup, job)
+    widths = step_times.by_width(model, WIDTHS, 128, 3, job.part(0.0, 0.9))
     seconds = 0.0
     if draft is not None:
-        seconds = step_times.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, stop=stop)[0].seconds
+        seconds = step_times.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, job=job.part(0.9, 1.0))[
+            0
+        ].seconds
     return (setup.name, setup.precision), (widths, seconds)
 
 

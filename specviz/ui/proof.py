@@ -44,9 +44,7 @@ def proof(run, key: str = "proof") -> None:
         if st.button("Prove it", icon=":material/verified:", key=f"{key}-go", disabled=alive, help=_help(trace)):
             from specviz.checks import lossless
 
-            job = st.session_state[f"{key}-job"] = Task(
-                lambda tell, stop: lossless.check_run(trace, samples, tell=tell, stop=stop)
-            )
+            job = st.session_state[f"{key}-job"] = Task(lambda job: lossless.check_run(trace, samples, job=job))
             st.rerun()
         task.stop_button(job, f"{key}-stop")
     if job is None:

@@ -9,7 +9,7 @@ import streamlit as st
 from specviz.engine.request import Order
 from specviz.errors import SpecVizError
 from specviz.trace.records import Trace
-from specviz.ui import preparing, recorded, task
+from specviz.ui import recorded, task
 from specviz.ui.chart import plain
 from specviz.ui.player_component import player
 
@@ -110,7 +110,7 @@ def _tick(was_alive: bool) -> None:
 
 def _status(run: Run) -> None:
     if run.status == "loading":
-        st.progress(preparing.fraction(run.progress), preparing.words(run.progress))
+        st.progress(run.progress.fraction, run.progress.text)
     elif run.status == "failed":
         st.error(run.error)
     elif run.status == "stopped" and not run.rounds:

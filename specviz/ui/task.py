@@ -11,15 +11,14 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from specviz import worker
 from specviz.errors import SpecVizError
-from specviz.worker import Watched, Worker
+from specviz.worker import Job, Task, Watched, Worker
 
 POLL_SECONDS = 0.5
 _ONE = threading.Lock()
 
-Work = Callable[[Callable[[float, str], None], Callable[[], bool]], object]
-"""work(progress, stop) -> result; raises SpecVizError with a sentence."""
+Work = Callable[[Job], object]
+"""A measurement: reports to a job and returns its result. Raises SpecVizError with a sentence."""
 
 
 # ------------------------------------------------------------------------------------------ any work
@@ -38,7 +37,7 @@ def _follow(job: Worker, was_alive: bool, stopped: str, more: Callable[[], None]
         st.rerun()
     with st.container():  # a place of its own, so that what is below never moves
         if job.alive:
-            st.progress(job.fraction, job.stage or "Starting")
+            st.progress(job.progress.fraction, job.progress.text or "Starting")
         elif job.status == "failed":
             st.error(job.error)
         elif job.status == "stopped" and stopped:
@@ -58,18 +57,17 @@ def stop_button(job: Watched | None, key: str) -> None:
 # ------------------------------------------------------------------------------------------ measurements
 
 
-class Measurement(worker.Task):
+class Measurement(Task):
     """One measurement under way, or waiting for another to end."""
 
     patience = 15.0
 
     def work(self) -> None:
-        self.tell("Waiting for another measurement to end")
+        self.report("Waiting for another measurement to end")
         while not _ONE.acquire(timeout=0.2):
-            if self.stopping():
-                raise SpecVizError("Stopped.")
+            self.check()
         try:
-            self.tell("Starting")
+            self.report("Starting")
             super().work()
         except Exception as error:
             if isinstance(error, MemoryError) or ("memory" in str(error) and not isinstance(error, SpecVizError)):
@@ -106,9 +104,7 @@ def button(
     if st.button(
         label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary", disabled=disabled
     ):
-        st.session_state[f"{key}-task"] = Measurement(
-            lambda tell, stop: work(lambda fraction, words: tell(words, fraction), stop)
-        )
+        st.session_state[f"{key}-task"] = Measurement(work)
         st.rerun()
     if task is not None and task.status == "failed":
         st.error(task.error)
@@ -122,6 +118,6 @@ def _tick(key: str, label: str) -> None:
     if not task.alive:
         st.rerun()
     bar, stop = st.columns([6, 1], vertical_alignment="center")
-    bar.progress(task.fraction, f"{label}: {task.stage}")
+    bar.progress(task.progress.fraction, f"{label}: {task.progress.text}")
     if stop.button("Stop", key=f"{key}-stop", icon=":material/stop:"):
         task.stop()

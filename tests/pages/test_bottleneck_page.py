@@ -57,7 +57,7 @@ def ended(app, key, seconds=120):
         if task is None or not task.alive:
             return app.run()
         time.sleep(0.2)
-    raise AssertionError(f"still working: {task.stage}")
+    raise AssertionError(f"still working: {task.progress.stage}")
 
 
 def test_first_paint_models_every_step_on_the_measured_roofs(open_page):
@@ -107,10 +107,10 @@ def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, mo
     found = {}
     roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1e10, 3e10), (1e11, 2e11), "2026-01-01T00:00:00+00:00")
 
-    def measure(device, precision, tell, stop):
-        tell(0.5, "halfway")
+    def measure(device, precision, job):
+        job.report("halfway", 0.5)
         deadline = time.monotonic() + 1.0
-        while time.monotonic() < deadline and not stop():
+        while time.monotonic() < deadline and not job.stopping():
             time.sleep(0.05)
         found["roofs"] = dataclasses.replace(roofs, device=device, precision=precision)
 
@@ -126,10 +126,10 @@ def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, mo
 
 
 def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
-    def slow(*_, stop, **__):
-        while not stop():
+    def slow(*_, job, **__):
+        while True:
+            job.check()
             time.sleep(0.02)
-        raise ceilings.Stopped("Stopped.")
 
     monkeypatch.setattr(step_times, "measure", slow)
     app = open_page()

@@ -125,7 +125,7 @@ def prepared(app, seconds=60):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         app.run()
-        if preparing._holder()["now"].state != "working":
+        if preparing._holder()["now"].status != "running":
             return app.run()
         time.sleep(0.3)
     raise AssertionError("the preparation did not end")

@@ -10,6 +10,7 @@ import torch
 from specviz.errors import SettingsError
 from specviz.hardware import ceilings, facts, machine
 from specviz.trace.records import Ceilings
+from specviz.worker import Job, Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +74,8 @@ def test_a_damaged_entry_is_ignored(damage):
 
 def test_stop_is_honoured_and_keeps_nothing():
     calls = iter([False, False, False, True])
-    with pytest.raises(ceilings.Stopped):
-        ceilings.measure("cpu", "fp32", stop=lambda: next(calls, True))
+    with pytest.raises(Stopped):
+        ceilings.measure("cpu", "fp32", job=Job(stop=lambda: next(calls, True)))
     assert ceilings.cached("cpu", "fp32") is None
 
 

@@ -14,6 +14,7 @@ from specviz.hardware import ceilings
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Ceilings
+from specviz.worker import Job, Stopped
 
 ROOFS = Ceilings("cpu", "fp32", 1e13, 1e15, (1e13, 1e13), (1e15, 1e15), "2026-01-01T00:00:00+00:00")
 
@@ -87,8 +88,8 @@ def test_a_cache_that_would_not_fit_is_refused(model, monkeypatch):
 
 def test_measuring_can_be_stopped(model):
     calls = iter([False, False, True])
-    with pytest.raises(ceilings.Stopped):
-        step_times.measure(model, [1], [1], 8, stop=lambda: next(calls, True))
+    with pytest.raises(Stopped):
+        step_times.measure(model, [1], [1], 8, job=Job(stop=lambda: next(calls, True)))
 
 
 def test_the_busy_search_gives_the_closest_batch_and_its_verify_step(model):
@@ -176,8 +177,8 @@ def test_repetitions_that_differ_widely_are_told(model):
 def test_widths_are_refused_and_stopped_like_all_else(model):
     with pytest.raises(SettingsError):
         step_times.by_width(model, [0, 1])
-    with pytest.raises(ceilings.Stopped):
-        step_times.by_width(model, [1], context=8, repeats=1, stop=lambda: True)
+    with pytest.raises(Stopped):
+        step_times.by_width(model, [1], context=8, repeats=1, job=Job(stop=lambda: True))
 
 
 def test_an_architecture_that_cannot_be_made_small_has_no_dispatch_time():
