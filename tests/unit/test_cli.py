@@ -3,6 +3,7 @@
 Most tests call `main` in this process; a few start a real one. All decode with the toy pair, which needs no network.
 """
 
+import argparse
 import errno
 import json
 import os
@@ -18,6 +19,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
 from specviz.engine.run import STORE
+from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader import requirements
 from specviz.trace import records as tracing
 
@@ -467,3 +469,30 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err
     trace = tracing.load(file)
     assert trace.end == "stopped" and 0 < len(trace.token_ids()) < 4000
+
+
+# ---------------------------------------------------------------------------------------- shared options
+
+
+def commands(parser):
+    """Every command's parser, subcommands included."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands(command)
+
+
+def test_every_command_has_the_same_device_and_precision_options_and_names_every_choice():
+    helps = {"--device": set(), "--precision": set()}
+    for command in commands(main._parser()):
+        for action in command._actions:
+            if set(action.option_strings) & helps.keys():
+                assert action.default == "auto"
+                helps[action.option_strings[0]].add(action.help.partition(" (")[0])
+    assert helps == {"--device": {", ".join(DEVICES)}, "--precision": {", ".join(PRECISIONS)}}
+
+
+def test_the_help_of_every_command_can_be_printed():
+    for command in commands(main._parser()):
+        assert command.format_help()

@@ -8,7 +8,8 @@ import torch
 import transformers
 
 from specviz.bench import monitor_overhead, step_times
-from specviz.cli import hardware
+from specviz.cli import bottleneck, roofline
+from specviz.cli import ceilings as ceilings_command
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware import ceilings
 from specviz.hardware.costs import pass_cost
@@ -126,7 +127,9 @@ def test_the_commands_print_one_json_object(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(ceilings._WIDEST, "cpu", 256)
     monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
     parser = argparse.ArgumentParser()
-    hardware.add_parsers(parser.add_subparsers(required=True))
+    commands = parser.add_subparsers(required=True)
+    for module in (ceilings_command, roofline):
+        module.add_parsers(commands)
     for command in (
         ["ceilings", "--json", "--device", "cpu"],
         [
@@ -202,7 +205,7 @@ def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watchin
     monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
     monkeypatch.setattr(monitor_overhead, "BLOCK_SECONDS", 0.6)
     parser = argparse.ArgumentParser()
-    hardware.add_parsers(parser.add_subparsers(required=True))
+    bottleneck.add_parsers(parser.add_subparsers(required=True))
     call = [
         "bottleneck",
         "--device",
@@ -235,7 +238,8 @@ def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watchin
 def test_the_help_of_every_command_here_can_be_printed():
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(required=True)
-    hardware.add_parsers(commands)
+    for module in (ceilings_command, roofline, bottleneck):
+        module.add_parsers(commands)
     assert "12 % busy" in " ".join(parser.format_help().split())
     for command in commands.choices.values():
         assert command.format_help()
