@@ -14,13 +14,13 @@ from specviz.hardware import catalogue, shapes
 from specviz.loader.pairs import EMBEDDED, find_pair, names
 from specviz.trace.records import MAX_K, Settings
 from specviz.ui import stage, task
+from specviz.ui.address import BOUND
 from specviz.ui.chart import chart
 from specviz.views.figures import roofline_chart, speedup_map
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (0, 128, 512, 1024, 2048, 4096)
 POLL_SECONDS = 0.7
-BOUND = {"bind": "query-params"}
 _WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 

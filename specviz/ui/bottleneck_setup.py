@@ -15,8 +15,9 @@ from specviz.loader import load_model
 from specviz.loader.hub_config import hub_config
 from specviz.loader.llama import LlamaConfig
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.models.fused import held
+from specviz.models.fused import with_storage_width
 from specviz.trace.records import MAX_K, Ceilings
+from specviz.ui.address import BOUND
 
 HERE, OWN = "This machine (measured)", "Your own"
 EMBEDDED_SHAPE = "SmolLM2-135M"
@@ -74,7 +75,7 @@ def controls() -> Setup:
         "Device",
         names,
         key="chip",
-        bind="query-params",
+        **BOUND,
         help="Roofs are measured here, or taken from a maker's datasheet (dense peaks)",
     )
     typed = second.selectbox(
@@ -82,7 +83,7 @@ def controls() -> Setup:
         list(shapes.CONFIGS),
         key="shape",
         accept_new_options=True,
-        bind="query-params",
+        **BOUND,
         help="Only its shape is needed. Type any Hugging Face id, such as Qwen/Qwen3-8B: its "
         "config.json alone is fetched, no weights.",
     )
@@ -97,46 +98,46 @@ def controls() -> Setup:
             "Precision",
             options,
             key="peak",
-            bind="query-params",
+            **BOUND,
             help="Of weights, cache and arithmetic. Each has roofs of its own.",
         )
         roofs, memory = ceilings.cached(here, precision), float(free_memory_bytes(here))
         provenance = f"Measured on {machine.device_name(here)} ({here}, {precision})."
     else:
         chosen = _own() if device == OWN else catalogue.device(device)
-        precision = third.selectbox("Precision", list(chosen.peaks), key="peak", bind="query-params")
+        precision = third.selectbox("Precision", list(chosen.peaks), key="peak", **BOUND)
         roofs, memory, provenance = chosen.ceilings(precision), chosen.memory, chosen.provenance
     stored = fourth.selectbox(
         "Weights stored",
         list(STORED),
         key="stored",
-        bind="query-params",
+        **BOUND,
         disabled=device == HERE,
         help="Quantized weights make less traffic; the arithmetic stays in the precision chosen.",
     )
     first, second, third, fourth = st.columns(4)
-    batch = first.slider("Batch (rows)", 1, 256, 1, key="rows", bind="query-params")
+    batch = first.slider("Batch (rows)", 1, 256, 1, key="rows", **BOUND)
     k = second.slider(
         "K (drafts)",
         1,
         MAX_K,
         4,
         key="drafts",
-        bind="query-params",
+        **BOUND,
         help="A verify pass forwards the anchor and K drafts: K + 1 positions",
     )
-    context = third.select_slider("Context (tokens)", CONTEXTS, 128, key="cached", bind="query-params")
+    context = third.select_slider("Context (tokens)", CONTEXTS, 128, key="cached", **BOUND)
     drafter = fourth.selectbox(
         "Drafter",
         [FIRST_LAYERS, ONE_LAYER, *shapes.CONFIGS],
         key="drafting",
-        bind="query-params",
+        **BOUND,
         help="Whose draft step is modelled beside the target's steps",
     )
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
     if device == HERE and here == "cpu" and LlamaConfig.from_dict(config) is not None:
-        shape = held(shape, precision)
+        shape = with_storage_width(shape, precision)
     draft = (
         _layers(shape, max(1, shape.layers // 5))
         if drafter == FIRST_LAYERS
@@ -151,9 +152,9 @@ def controls() -> Setup:
 
 def _own() -> catalogue.Device:
     first, second, third = st.columns(3)
-    bandwidth = first.number_input("Bandwidth (GB/s)", 1.0, 100_000.0, 1000.0, key="own-bandwidth", bind="query-params")
-    peak = second.number_input("Dense peak (TFLOP/s)", 0.01, 100_000.0, 100.0, key="own-peak", bind="query-params")
-    memory = third.number_input("Memory (GB)", 1.0, 10_000.0, 24.0, key="own-memory", bind="query-params")
+    bandwidth = first.number_input("Bandwidth (GB/s)", 1.0, 100_000.0, 1000.0, key="own-bandwidth", **BOUND)
+    peak = second.number_input("Dense peak (TFLOP/s)", 0.01, 100_000.0, 100.0, key="own-peak", **BOUND)
+    memory = third.number_input("Memory (GB)", 1.0, 10_000.0, 24.0, key="own-memory", **BOUND)
     return catalogue.own(bandwidth * 1e9, peak * 1e12, memory * 1e9)
 
 

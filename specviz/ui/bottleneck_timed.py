@@ -12,6 +12,7 @@ from specviz.hardware.roofline import batch_for_busy, modelled_seconds, plain_se
 from specviz.trace.metrics import speed_up
 from specviz.trace.records import MAX_K
 from specviz.ui import stage, task
+from specviz.ui.address import BOUND
 from specviz.ui.bottleneck_page import decoding, models, tell_spread, timing_help
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
@@ -203,7 +204,7 @@ def _time_widths(setup: Setup, job: Job) -> tuple:
 
 def speedup(setup: Setup, seconds: dict[int, float], draft: float) -> None:
     """E / (c_draft + T(K+1)/T(1)) from the measured curve, the ideal curve, and the measured speed-up of the run."""
-    acceptance = st.slider("Chance that a draft survives", 0.0, 1.0, 0.6, 0.05, key="alpha", bind="query-params")
+    acceptance = st.slider("Chance that a draft survives", 0.0, 1.0, 0.6, 0.05, key="alpha", **BOUND)
     ratios = {k: s / seconds[0] for k, s in seconds.items()}
     data = step_charts.speedup_table(range(0, MAX_K + 1), acceptance, draft / seconds[0], ratios)
     run = stage.current()

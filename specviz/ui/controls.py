@@ -15,8 +15,8 @@ from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair, names
 from specviz.loader.requirements import needs
 from specviz.trace.records import MAX_K, MAX_ROWS, Settings
+from specviz.ui.address import BOUND
 
-BOUND = {"bind": "query-params"}
 OWN = "a folder of your own"
 
 

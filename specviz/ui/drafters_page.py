@@ -19,13 +19,12 @@ from specviz.loader.pairs import EMBEDDED, find_pair, names
 from specviz.trace import calibration, rejections
 from specviz.trace.records import MAX_K, Settings, Trace
 from specviz.ui import recorded, task
+from specviz.ui.address import BOUND
 from specviz.ui.chart import chart
 from specviz.ui.lanes_component import lanes as lanes_component
 from specviz.ui.player_component import Seek, player
 from specviz.views import export, timeline
 from specviz.views.figures import drafter_charts as figures
-
-BOUND = {"bind": "query-params"}
 
 
 @dataclass(frozen=True)

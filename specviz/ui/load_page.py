@@ -18,11 +18,11 @@ from specviz.serving.scheduling import best_schedule, prefix_schedule, survivals
 from specviz.serving.server import Chances, Limits
 from specviz.trace.records import MAX_K, Settings
 from specviz.ui import task
+from specviz.ui.address import BOUND
 from specviz.ui.chart import chart
 from specviz.views.figures import scheduler_step as scheduler_chart
 from specviz.views.figures import served_load as charts
 
-BOUND = {"bind": "query-params"}
 TITLES = {
     "none": "no speculation",
     "fixed": "fixed K",
