@@ -47,7 +47,12 @@ class Progress:
     @property
     def text(self) -> str:
         """In words, e.g. `Downloading x: 40.1 MiB of 88.6 MiB, 12.0 MB/s, 4 s left`."""
-        text = self.stage
+        return self.stage + self.details
+
+    @property
+    def details(self) -> str:
+        """What `text` says after the stage: bytes, speed and time left, as far as they are known."""
+        text = ""
         if self.total_bytes:
             text += f": {binary_bytes(self.done_bytes)} of {binary_bytes(self.total_bytes)}"
             if self.bytes_per_second:

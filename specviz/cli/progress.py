@@ -44,9 +44,9 @@ class Line:
 
 
 def _text(progress: Progress) -> str:
-    """A terminal has no bar, so the share that is done stands in front where bytes do not say it."""
-    share = "" if progress.total_bytes or not progress.fraction else f"{progress.fraction:4.0%}  "
-    return share + progress.text
+    """The progress in words, with the share that is done, since a terminal has no bar."""
+    share = "" if progress.total_bytes or not progress.fraction else f" ({progress.fraction:.0%})"
+    return progress.stage + share + progress.details
 
 
 @contextlib.contextmanager

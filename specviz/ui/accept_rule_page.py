@@ -63,7 +63,7 @@ class Hand:
 
 def _runs() -> dict[str, Trace | None]:
     """The runs whose positions can be taken in hand, the toy run first."""
-    found: dict[str, Trace | None] = {}
+    found: dict[str, Trace] = {}
     run = stage.current()
     own = st.session_state.get("opened") or (run.trace if run is not None else None)
     for path in reversed(recorded.shipped()):
@@ -74,7 +74,7 @@ def _runs() -> dict[str, Trace | None]:
     drafted = {
         n: t for n, t in found.items() if any(position_case.drafted_positions(t, row) for row in range(len(t.prompts)))
     }
-    return drafted | {PAPER: None}
+    return {**drafted, PAPER: None}
 
 
 def _own_settings(trace: Trace) -> None:

@@ -1,5 +1,4 @@
-"""What the controls of the Bottleneck page say: a device with its roofs, a model's shape, and a pass. All in the
-address, so that a link brings them back."""
+"""The controls of the Bottleneck page: a device with its roofs, a model's shape, and a pass; all in the address."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ HERE, OWN = "This machine (measured)", "Your own"
 EMBEDDED_SHAPE = "SmolLM2-135M"
 FIRST_LAYERS, ONE_LAYER = "Its own first layers (a fifth)", "One layer of it"
 WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int4": 4.0}
-"""Bytes of a number that is computed with."""
+"""Bytes of a number in each precision of the arithmetic."""
 STORED = {"As it is computed": None, "8 bit": 1.0, "4 bit with scales": 4.5 / 8}
 CONTEXTS = [0, 32, 128, 512, 2048, 8192, 32768, 131072]
 
@@ -35,14 +34,14 @@ class Setup:
     device: str
     """The catalogue's name, HERE or OWN."""
     torch_device: str
-    """Where measurements are made: this machine's device, whatever is modelled."""
+    """The torch device of this machine, where measurements are made."""
     precision: str
     roofs: Ceilings | None
     """None: this machine's are not measured yet in this precision."""
     memory: float
-    """Bytes that the device has (free ones on this machine)."""
+    """Bytes of the device's memory (on this machine: free ones)."""
     provenance: str
-    """Where the roofs come from, in words."""
+    """The source of the roofs, in words."""
     name: str
     config: dict
     shape: ModelShape
@@ -53,7 +52,7 @@ class Setup:
 
     @property
     def here(self) -> bool:
-        """True: the device is this machine, so that steps can be timed."""
+        """Whether the device is this machine, so that steps can be timed."""
         return self.device == HERE
 
     @property
@@ -63,12 +62,12 @@ class Setup:
 
     @property
     def embedded(self) -> bool:
-        """True: the model is the one whose weights come with the lab."""
+        """Whether the model is the embedded one, whose weights come with SpecViz."""
         return self.name == EMBEDDED_SHAPE
 
 
 def controls() -> Setup:
-    """The controls, and what they say. Raises SpecVizError for a model that cannot be counted or found."""
+    """The controls and their values. Raises SpecVizError for a model that cannot be counted or found."""
     first, second, third, fourth = st.columns(4)
     names = [HERE, *(d.name for d in catalogue.DEVICES), OWN]
     device = first.selectbox(
@@ -132,7 +131,7 @@ def controls() -> Setup:
         [FIRST_LAYERS, ONE_LAYER, *shapes.CONFIGS],
         key="drafting",
         **BOUND,
-        help="Whose draft step is modelled beside the target's steps",
+        help="The model whose draft step is shown beside the target's steps",
     )
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
@@ -175,15 +174,15 @@ def _model(typed: str) -> tuple[str, dict]:
     for name in shapes.CONFIGS:
         if name.lower() == typed.strip().lower():
             return name, shapes.CONFIGS[name]
-    config, error = _hub(typed)
-    if config is None:
+    found, error = _hub(typed)
+    if found is None:
         raise SpecVizError(error)
-    return typed.strip(), config
+    return typed.strip(), found
 
 
 @st.cache_data(ttl=120, max_entries=50, show_spinner="Looking up the model's config.json")
 def _hub(repo: str) -> tuple[dict | None, str]:
-    """A config, or the sentence that says why there is none: neither is asked for at every movement of a slider."""
+    """A config, or the sentence why there is none. Cached, so that sliders do not ask the Hub again."""
     try:
         return hub_config(repo), ""
     except SpecVizError as error:

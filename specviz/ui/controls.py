@@ -1,4 +1,4 @@
-"""The controls of a run: every one is in the address, so that a link brings them all back."""
+"""The controls of a run; all are in the address, so that a link restores them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _use_preset() -> None:
 
 
 def _fit_prompt() -> None:
-    """The toy pair speaks six words: give it a prompt that it can read, and the others theirs back."""
+    """Replace a default prompt that the newly chosen pair cannot read: the toy pair knows six words."""
     wanted = [p.text for p in presets_for(st.session_state["pair"])]
     others = [p.text for name in ("toy", EMBEDDED) for p in presets_for(name) if p.text not in wanted]
     if st.session_state["prompt"] in others:
@@ -37,12 +37,19 @@ def prompt_box() -> str:
     """The prompt, with presets above it."""
     pair = st.session_state.get("pair", EMBEDDED)
     titles = {p.name: p.title for p in presets_for(pair)}
-    st.pills("Try", titles, format_func=titles.get, key="preset", on_change=_use_preset, label_visibility="collapsed")
+    st.pills(
+        "Try",
+        titles,
+        format_func=lambda name: titles[name],
+        key="preset",
+        on_change=_use_preset,
+        label_visibility="collapsed",
+    )
     return st.text_area("Prompt", PRESETS[0].text, key="prompt", height=90, max_chars=200_000, **BOUND)
 
 
 def main_settings(pair: Pair) -> tuple[str, int, float]:
-    """Drafter, K and temperature: what a reader moves first."""
+    """Drafter, K and temperature: the settings that are changed most."""
     left, middle, right = st.columns(3)
     names_here = drafter_names(pair)
     with left:
@@ -51,7 +58,7 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
             (*names_here, OWN),
             key="drafter",
             **BOUND,
-            help="Who guesses. The target checks every guess, so the text does not depend on it.",
+            help="What drafts the tokens. The target verifies every draft, so the text does not depend on it.",
         )
         if drafter == OWN:
             drafter = _own_drafter()
@@ -80,7 +87,7 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
 
 
 def _own_drafter() -> str:
-    """The path of a drafter's folder, as typed or as the address has it."""
+    """The path of a drafter's folder, typed or from the address."""
     return st.text_input(
         "Its folder",
         key="folder",
@@ -105,7 +112,7 @@ def pair_box() -> Pair:
 
 
 def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pair) -> Order:
-    """Everything else, folded away. Raises SpecVizError for what no widget can rule out."""
+    """All other settings, in an expander. Raises SpecVizError for values that no widget rules out."""
     first, second, third, fourth = st.columns(4)
     with first:
         top_p = st.slider(
@@ -142,13 +149,11 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
             PRECISIONS,
             key="precision",
             **BOUND,
-            help="What the target multiplies in. auto is bf16 where the hardware has units for it: a step then waits "
-            "for its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
-            "leaves drafts little to save.",
+            help="Number format of the target's products. auto is bf16 where the hardware has units for it: a step "
+            "then waits for its weights, and verifying drafts costs almost nothing. int4 is the fastest on a CPU, and "
+            "leaves little for drafts to save.",
         )
-    system = st.text_input(
-        "System prompt", key="system", placeholder="the template's own default", disabled=raw, **BOUND
-    )
+    system = st.text_input("System prompt", key="system", placeholder="the template's default", disabled=raw, **BOUND)
     st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
     return Order(
         pair=pair.name,
@@ -166,18 +171,18 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
 
 
 def _needs(pair: Pair, device: str, precision: str, rows: int, tokens: int) -> None:
-    """What the pair will need, before anything of it is fetched. Waits for the libraries that know the devices."""
-    told = "What it needs is told as soon as the libraries are loaded."
+    """Download, disk and memory of the pair, before anything is fetched. Waits for the libraries to be loaded."""
+    needed = "Its needs are shown once the libraries are loaded."
     if "torch" in sys.modules:
         try:
-            told = f"{needs(pair, device, precision, rows, tokens).sentence} (modelled; free figures measured)"
+            needed = f"{needs(pair, device, precision, rows, tokens).sentence} (modelled; free figures measured)"
         except SpecVizError as error:
-            told = str(error)
-    st.caption(f"{pair.title}. {told} " + " ".join(pair.notes))
+            needed = str(error)
+    st.caption(f"{pair.title}. {needed} " + " ".join(pair.notes))
 
 
 def order() -> Order | None:
-    """All the controls. None, with the reason on screen, if what they say cannot be run."""
+    """All the controls. None, with the reason on screen, if their values cannot be run."""
     text = prompt_box()
     settings = st.container()
     with st.expander("More settings: pair, sampling, length, batch, device"):
@@ -188,7 +193,7 @@ def order() -> Order | None:
             found = more_settings(drafter, k, temperature, text, pair)
             if not drafter:
                 raise PairError("Write the path of the drafter's folder, or choose another drafter.")
-            check_drafter(pair, drafter)  # the address can name anything; code is never loaded for it
+            check_drafter(pair, drafter)  # an address can name anything; it never loads code
             return found
         except SpecVizError as error:
             settings.error(str(error))
