@@ -67,6 +67,7 @@ def call(capsys):
     """Run a command; returns (exit code, stdout, stderr)."""
 
     def run(*arguments):
+        capsys.readouterr()  # what the test printed itself while it prepared
         code = main.main(list(map(str, arguments)))
         out, err = capsys.readouterr()
         assert "Traceback" not in err
