@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 def device_and_precision(arguments: argparse.Namespace) -> tuple[str, str]:
     """What --device and --precision name, `auto` resolved for the pair's target or a shape's random weights."""
     from specviz.hardware import machine
-    from specviz.loader import load_model
+    from specviz.loader.precision import resolve_precision
 
     device = machine.resolve_device(arguments.device)
     shape = getattr(arguments, "shape", None)
     source = None if shape else find_pair(getattr(arguments, "pair", EMBEDDED)).target
-    return device, load_model.resolve_precision(arguments.precision, device, source)
+    return device, resolve_precision(arguments.precision, device, source)
 
 
 def ceilings_of(device: str, precision: str, take_cached: bool = True, quick: bool = False) -> Ceilings:

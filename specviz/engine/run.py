@@ -27,11 +27,12 @@ from specviz.engine import prompts as prompting
 from specviz.engine.loop import Measurements, check_prompts, decode
 from specviz.engine.request import Order
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
+from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader import load_model
 from specviz.loader.pairs import Pair, Source, find_pair
-from specviz.loader.requirements import gigabytes
+from specviz.loader.precision import resolve_precision
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import Recordings
 from specviz.models.precision import sentence as precision_note
@@ -75,7 +76,7 @@ class ModelStore:
     ) -> Opened:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
         device = machine.resolve_device(device)
-        precision = load_model.resolve_precision(precision, device, source)
+        precision = resolve_precision(precision, device, source)
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, job)
@@ -286,6 +287,7 @@ class Run(Watched):
         self._emitted = [[] for _ in self.prompts]
         self._vocab_size = target.model.vocab_size
         self._add_pieces({ids[0][-1]})
+        self.check()
         self.report("Reading the prompt", 0.0)
         self.status = "running"
         end, most = "complete", len(ids) * settings.max_new_tokens

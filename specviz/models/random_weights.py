@@ -12,10 +12,11 @@ from collections.abc import Iterator
 import torch
 
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
+from specviz.format import gigabytes
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
-from specviz.loader.requirements import WEIGHT_BYTES, gigabytes
+from specviz.loader.config_and_tokenizer import LOADING, transformers
+from specviz.loader.space import WEIGHT_BYTES
 from specviz.models.causal import CausalModel
 from specviz.worker import Job
 
@@ -69,7 +70,7 @@ def module(
     shape = check(config, device, precision, name)
     job = job or Job()
     job.report(f"Making {name} with random weights", 0.0)
-    package = load_model.transformers()
+    package = transformers()
     from transformers.initialization import no_init_weights
 
     plain = dict(config.get("text_config") or config)
@@ -78,7 +79,7 @@ def module(
     dtype = _DTYPES[precision]
     with _in_words(name, device):
         known = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
-        with load_model.LOADING, torch.device(device), no_init_weights():
+        with LOADING, torch.device(device), no_init_weights():
             made = package.AutoModelForCausalLM.from_config(known, dtype=dtype)
         _fill(made, dtype, device, job.part(0.0, 1.0, f"Filling {gigabytes(shape.stored_bytes)} with noise"))
         return made

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from specviz.loader.fetch import fetched
+from specviz.loader.local_copy import fetched
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.worker import Worker
 

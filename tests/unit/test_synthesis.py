@@ -51,6 +51,7 @@ def test_conversations_follow_the_template_and_the_filters(tmp_path):
             assert text[2 : 2 + len(made.topics[topic])] == made.topics[topic]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share_composed", [0.0, 1.0], ids=["turns of the target", "given turns"])
 def test_conversations_end_at_the_capacity_whatever_their_turns_are(share_composed, monkeypatch):
     """Given turns of 1 to 60 tokens in a capacity of 50, and a target that never ends a turn: cut, or not used."""
