@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 from specviz.errors import FetchError
 from specviz.worker import Job
@@ -22,9 +23,9 @@ _SENDING = threading.Lock()
 
 @contextlib.contextmanager
 def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Iterator[Iterator[str | int]]:
-    """A running command: the lines that it prints, as they come, then its exit code.
+    """Run a command and yield its output: each line as it is printed, then the exit code.
 
-    Asks ten times a second whether the job is stopped; the command is killed when the context is left early.
+    Checks the job ten times a second (Stopped). The command is killed when the context is left early.
     """
     try:
         process = subprocess.Popen(
@@ -41,16 +42,16 @@ def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Itera
         raise FetchError(f"Python cannot start another Python ({error.strerror or error}).") from None
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def read() -> None:
-        with process.stdout:
-            for line in process.stdout:
+    def read(stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
                 lines.put(line.rstrip())
         lines.put(None)
 
-    reader = threading.Thread(target=read, daemon=True)
+    reader = threading.Thread(target=read, args=(process.stdout,), daemon=True)
     reader.start()
 
-    def come() -> Iterator[str | int]:
+    def output() -> Iterator[str | int]:
         while True:
             job.check()
             try:
@@ -63,7 +64,7 @@ def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Itera
         yield process.wait()
 
     try:
-        yield come()
+        yield output()
     finally:
         if process.poll() is None:
             process.kill()
@@ -102,7 +103,7 @@ def run_child(module: str, arguments: list[str], job: Job, on_message: Callable[
 
 
 def send(**message) -> None:
-    """In a child: one message to the parent, whole even if threads send at once. A parent gone ends the child."""
+    """In a child: send one message to the parent. Safe from several threads. Ends the child if the parent has ended."""
     try:
         with _SENDING:
             print(_MARK + json.dumps(message), flush=True)

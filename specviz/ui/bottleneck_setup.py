@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import streamlit as st
+from streamlit.delta_generator import DeltaGenerator
 
 from specviz.errors import SpecVizError
 from specviz.hardware import catalogue, ceilings, machine, shapes
@@ -27,7 +28,7 @@ STORED = {"As it is computed": None, "8 bit": 1.0, "4 bit with scales": 4.5 / 8}
 CONTEXTS = [0, 32, 128, 512, 2048, 8192, 32768, 131072]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Setup:
     """A device, a model and a pass."""
 
@@ -87,25 +88,7 @@ def controls() -> Setup:
         "config.json alone is fetched, no weights.",
     )
     here = machine.resolve_device("auto")
-    if device == HERE:
-        own = st.session_state.get("config-file") or (st.session_state.get("config-text") or "").strip()
-        known = find_pair(EMBEDDED).target if typed in (None, EMBEDDED_SHAPE) and not own else None
-        usual = resolve_precision("auto", here, known)
-        # weights in 4 bits are those that were published so: noise cannot be held in them
-        options = [usual, *(p for p in ceilings.DTYPES if p != usual and (known or p != "int4"))]
-        precision = third.selectbox(
-            "Precision",
-            options,
-            key="peak",
-            **BOUND,
-            help="Of weights, cache and arithmetic. Each has roofs of its own.",
-        )
-        roofs, memory = ceilings.cached(here, precision), float(free_memory_bytes(here))
-        provenance = f"Measured on {machine.device_name(here)} ({here}, {precision})."
-    else:
-        chosen = _own() if device == OWN else catalogue.device(device)
-        precision = third.selectbox("Precision", list(chosen.peaks), key="peak", **BOUND)
-        roofs, memory, provenance = chosen.ceilings(precision), chosen.memory, chosen.provenance
+    precision, roofs, memory, provenance = _roofs(device, here, typed, third)
     stored = fourth.selectbox(
         "Weights stored",
         list(STORED),
@@ -137,16 +120,53 @@ def controls() -> Setup:
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
     if device == HERE and here == "cpu" and LlamaConfig.from_dict(config) is not None:
         shape = with_storage_width(shape, precision)
-    draft = (
-        _layers(shape, max(1, shape.layers // 5))
-        if drafter == FIRST_LAYERS
-        else _layers(shape, 1)
-        if drafter == ONE_LAYER
-        else _stored(shapes.shape(drafter), precision, None)
-    )
     given = "" if name in shapes.CONFIGS or name == typed else f" Model: {name}, from the config.json given above."
     st.caption(f"Roofs: {provenance}{given}")
-    return Setup(device, here, precision, roofs, memory, provenance, name, config, shape, draft, batch, k, context)
+    return Setup(
+        device=device,
+        torch_device=here,
+        precision=precision,
+        roofs=roofs,
+        memory=memory,
+        provenance=provenance,
+        name=name,
+        config=config,
+        shape=shape,
+        draft=_draft_shape(drafter, shape, precision),
+        batch=batch,
+        k=k,
+        context=context,
+    )
+
+
+def _roofs(device: str, here: str, typed: str | None, place: DeltaGenerator) -> tuple[str, Ceilings | None, float, str]:
+    """The choice of a precision, drawn in `place`; with it the roofs, the memory in bytes, and their source."""
+    if device != HERE:
+        chosen = _own() if device == OWN else catalogue.device(device)
+        precision = place.selectbox("Precision", list(chosen.peaks), key="peak", **BOUND)
+        return precision, chosen.ceilings(precision), chosen.memory, chosen.provenance
+    own = st.session_state.get("config-file") or (st.session_state.get("config-text") or "").strip()
+    known = find_pair(EMBEDDED).target if typed in (None, EMBEDDED_SHAPE) and not own else None
+    usual = resolve_precision("auto", here, known)
+    # int4 needs weights that were quantised before: random ones are not stored in 4 bits
+    options = [usual, *(p for p in ceilings.DTYPES if p != usual and (known or p != "int4"))]
+    precision = place.selectbox(
+        "Precision",
+        options,
+        key="peak",
+        **BOUND,
+        help="Of weights, cache and arithmetic. Each has its own roofs.",
+    )
+    provenance = f"Measured on {machine.device_name(here)} ({here}, {precision})."
+    return precision, ceilings.cached(here, precision), float(free_memory_bytes(here)), provenance
+
+
+def _draft_shape(drafter: str, target: ModelShape, precision: str) -> ModelShape:
+    if drafter == FIRST_LAYERS:
+        return _layers(target, max(1, target.layers // 5))
+    if drafter == ONE_LAYER:
+        return _layers(target, 1)
+    return _stored(shapes.shape(drafter), precision, None)
 
 
 def _own() -> catalogue.Device:

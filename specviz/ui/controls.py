@@ -115,19 +115,7 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
     """All other settings, in an expander. Raises SpecVizError for values that no widget rules out."""
     first, second, third, fourth = st.columns(4)
     with first:
-        top_p = st.slider(
-            "Top-p",
-            0.05,
-            1.0,
-            1.0,
-            0.05,
-            key="top_p",
-            **BOUND,
-            help="Keep the smallest set of tokens with this much probability. 1 is off.",
-        )
-        top_k = st.number_input(
-            "Top-k", 0, 1000, 0, key="top_k", **BOUND, help="Keep the k likeliest tokens. 0 is off."
-        )
+        top_p, top_k = _truncation()
     with second:
         length = st.slider("Length, new tokens", 8, 512, 64, 8, key="length", **BOUND)
         seed = st.number_input("Seed", 0, 2**31, 0, key="seed", help="The same seed gives the same run.", **BOUND)
@@ -143,16 +131,7 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         )
         raw = st.toggle("Raw text, no chat template", key="raw", **BOUND)
     with fourth:
-        device = st.selectbox("Device", DEVICES, key="device", **BOUND)
-        precision = st.selectbox(
-            "Precision",
-            PRECISIONS,
-            key="precision",
-            **BOUND,
-            help="Number format of the target's products. auto is bf16 where the hardware has units for it: a step "
-            "then waits for its weights, and verifying drafts costs almost nothing. int4 is the fastest on a CPU, and "
-            "leaves little for drafts to save.",
-        )
+        device, precision = _device()
     system = st.text_input("System prompt", key="system", placeholder="the template's default", disabled=raw, **BOUND)
     st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
     return Order(
@@ -165,9 +144,40 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         device=device,
         precision=precision,
         settings=Settings(
-            k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed), max_new_tokens=length
+            k=k, temperature=temperature, top_k=top_k, top_p=top_p, seed=int(seed), max_new_tokens=length
         ),
     )
+
+
+def _truncation() -> tuple[float, int]:
+    """Top-p and top-k."""
+    top_p = st.slider(
+        "Top-p",
+        0.05,
+        1.0,
+        1.0,
+        0.05,
+        key="top_p",
+        **BOUND,
+        help="Keep the smallest set of tokens with this much probability. 1 is off.",
+    )
+    top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", **BOUND, help="Keep the k likeliest tokens. 0 is off.")
+    return top_p, int(top_k)
+
+
+def _device() -> tuple[str, str]:
+    """Device and precision."""
+    device = st.selectbox("Device", DEVICES, key="device", **BOUND)
+    precision = st.selectbox(
+        "Precision",
+        PRECISIONS,
+        key="precision",
+        **BOUND,
+        help="Number format of the target's products. auto is bf16 where the hardware has units for it: a step "
+        "then waits for its weights, and verifying drafts costs almost nothing. int4 is the fastest on a CPU, and "
+        "leaves little for drafts to save.",
+    )
+    return device, precision
 
 
 def _needs(pair: Pair, device: str, precision: str, rows: int, tokens: int) -> None:

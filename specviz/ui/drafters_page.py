@@ -85,34 +85,39 @@ def controls() -> LanesOrder | None:
         **BOUND,
         help="Yours first, then the pair's test prompts. More prompts give steadier rates",
     )
+    st.session_state["lanes-wanted"] = count
     with st.expander("More settings: lanes, length, seed, pair"):
-        first, second, third = st.columns(3)
-        chosen_pair = first.selectbox("Pair", names(), key="lanes-pair", on_change=_fit_prompt, **BOUND)
-        length = second.slider("Length, new tokens", 16, 128, 48, 8, key="lanes-length", **BOUND)
-        seed = third.number_input("Seed", 0, 2**31, 0, key="lanes-seed", **BOUND, help="The same for every lane")
         try:
-            pair = find_pair(chosen_pair)
-            drafters = st.pills(
-                "Lanes, beside plain decoding",
-                drafter_names(pair),
-                selection_mode="multi",
-                default=lane_sets.default_drafters(pair.name),
-                key=f"lanes-drafters-{pair.name}",
-            )
-            st.caption(pair.title + ". " + " ".join(pair.notes))
-            order = LanesOrder(
-                pair.name,
-                tuple(d for d in lane_sets.default_drafters(pair.name) if d in drafters)
-                + tuple(d for d in drafters if d not in lane_sets.default_drafters(pair.name)),
-                (text,),
-                Settings(k=k, temperature=temperature, seed=int(seed), max_new_tokens=length),
-                raw=pair.name == "toy",
-            )
-            Lanes(order)  # raises for what cannot be run
+            return _more(text, Settings(k=k, temperature=temperature))
         except SpecVizError as error:
             st.error(str(error))
             return None
-    st.session_state["lanes-wanted"] = count
+
+
+def _more(text: str, settings: Settings) -> LanesOrder:
+    """The order, with pair, length, seed and drafters. Raises SpecVizError if it cannot be run."""
+    first, second, third = st.columns(3)
+    chosen_pair = first.selectbox("Pair", names(), key="lanes-pair", on_change=_fit_prompt, **BOUND)
+    length = second.slider("Length, new tokens", 16, 128, 48, 8, key="lanes-length", **BOUND)
+    seed = third.number_input("Seed", 0, 2**31, 0, key="lanes-seed", **BOUND, help="The same for every lane")
+    pair = find_pair(chosen_pair)
+    usual = lane_sets.default_drafters(pair.name)
+    drafters = st.pills(
+        "Lanes, beside plain decoding",
+        drafter_names(pair),
+        selection_mode="multi",
+        default=usual,
+        key=f"lanes-drafters-{pair.name}",
+    )
+    st.caption(pair.title + ". " + " ".join(pair.notes))
+    order = LanesOrder(
+        pair.name,
+        tuple(d for d in usual if d in drafters) + tuple(d for d in drafters if d not in usual),
+        (text,),
+        replace(settings, seed=int(seed), max_new_tokens=length),
+        raw=pair.name == "toy",
+    )
+    Lanes(order)  # raises for what cannot be run
     return order
 
 

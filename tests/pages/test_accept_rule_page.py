@@ -11,7 +11,7 @@ from specviz.engine.request import Order
 from specviz.engine.run import Run
 from specviz.sampling import accept_rules
 from specviz.trace.records import Settings
-from specviz.ui import accept_rule_page, conventions, preparing, recorded
+from specviz.ui import accept_rule_choice, accept_rule_page, conventions, preparing, recorded
 from specviz.views import position_case
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,7 +76,7 @@ def test_every_recorded_run_can_be_taken_in_hand(page, at):
 
 
 def test_the_papers_counterexample_can_be_taken_in_hand(page):
-    page.selectbox(key="rule_run").select(accept_rule_page.PAPER).run()
+    page.selectbox(key="rule_run").select(accept_rule_choice.PAPER).run()
     page.selectbox(key="rule_name").select("look-ahead").run()
     app = drawn(page)
     assert not app.exception and "Caught" in said(app)

@@ -43,9 +43,9 @@ def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
     for section in (
         "tokens per pass and per second",
         "How acceptance decays",
-        "What a draft costs",
-        "How sure it is",
-        "Where it fails",
+        "Cost of a draft by K",
+        "Confidence and its calibration",
+        "Where drafts are rejected",
     ):
         assert section in told
     assert "recorded on" in told and "Recorded on" in told and "ECE" in told
