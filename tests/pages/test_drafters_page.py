@@ -41,7 +41,7 @@ def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
     assert not app.exception and not app.error
     told = words(app)
     for section in (
-        "tokens per pass and per second",
+        "Tokens per pass and per second",
         "How acceptance decays",
         "Cost of a draft by K",
         "Confidence and its calibration",
