@@ -18,6 +18,7 @@ import torch
 
 from specviz.bench import peers, step_times
 from specviz.bench.paired_ratios import NOISE, Ratio, interval, plan, ratio, spread
+from specviz.bench.same_task import Departure, departure
 from specviz.checks.lossless import texts_for
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.names import drafter_names, trained
@@ -91,6 +92,8 @@ class System:
     spent: list[peers.Spoken] = field(default_factory=list)
     seconds: float = 0.0
     """Of one group of prompts, prefill and all, as it was last measured: for planning."""
+    departs: Departure | None = None
+    """Where its texts part from plain decoding by more than rounding: then it decoded another task."""
 
     @property
     def rate(self) -> float:
@@ -191,7 +194,13 @@ def bench(
     notes += stopped + _load_notes(busy, [t["ceilings"] for t in timed.values()])
     if graphs := getattr(target.model, "graphs", None):
         notes.append(graphs.note)
-    headlines = {name: _headline(*blocks[name], systems, timed[name]) for name in blocks}
+    plains = {name: one for name, (one, _) in blocks.items()}
+    for system in systems:
+        same = plains.get(system.precision, plains[equal])
+        model = opened[same.precision].model
+        system.departs = departure(model, groups, same.texts, system.texts, system.precision)
+    notes += [f"{s.label} decoded another task: {s.departs}." for s in systems if s.departs] + [target.note]
+    headlines = {name: _headline(*blocks[name], [s for s in systems if not s.departs], timed[name]) for name in blocks}
     return {
         "pair": pair.name,
         "drafters": list(names),
@@ -208,7 +217,7 @@ def bench(
         "other_precisions": {name: headlines[name] for name in others_wished if name != equal},
         "precisions": timed,
         "winner": winner(systems),
-        "rows": [_row(s, plain, {name: one for name, (one, _) in blocks.items()}, equal) for s in systems],
+        "rows": [_row(s, plain, plains, equal) for s in systems],
         "notes": [n for n in notes if n],
     }
 
@@ -394,7 +403,8 @@ def _steps(target: Opened, repeats: int) -> dict:
         "limit_ratio": 1 / max(point.busy_fraction, point.stream_fraction),
         "bandwidth_share": point.stream_fraction,
         "overhead_fraction": point.overhead_fraction,
-        "step_seconds": {str(n): s for n, s in by_width.items()},
+        "forward_seconds": {str(n): s for n, s in by_width.items()},
+        "step_seconds": {str(n): s for n, s in by_width.items()},  # its older name
         "step_spread": {str(n): list(interval(s)) for n, s in seconds.items()},
         "ceilings": step_times.ceilings_json(roofs),
     }
@@ -495,7 +505,7 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, job, closing, vers
     # on a processor it has bf16 throughout as well, which is the faster
     for precision in (target.precision, *(["bf16"] if target.device == "cpu" and machine.has_bf16_units() else [])):
         job.report(f"Starting vLLM in {precision}")
-        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting)
+        model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting, eos)
         closing.append(model.close)
         versions["vllm"] = model.version
         systems.append(System("vLLM", f"plain, {model.setting}", precision, model.run))
@@ -616,7 +626,9 @@ def _median(found: Ratio | None) -> float:
 
 
 def winner(systems: Sequence[System]) -> str:
-    """The fastest system in words, or that the fastest ones lie within the noise."""
+    """The fastest system in words, or why there is none: other tasks, too few prompts, or the noise."""
+    if others := [s.label for s in systems if s.departs]:
+        return f"no winner: {', '.join(others)} decoded another task"
     ranked = sorted((s for s in systems if s.rates), key=lambda s: s.rate, reverse=True)
     if len(ranked) < 2:
         return ranked[0].label if ranked else "nothing was measured"
@@ -653,6 +665,7 @@ def _row(system: System, plain: System, plains: dict[str, System], equal: str) -
         "speedup_vs_plain_interval": [lead.low, lead.high] if lead else None,
         "same_text": sum(system.texts[i] == same.texts[i] for i in common),
         "texts": len(common),
+        "same_task": system.departs is None,
         "tokens_per_pass": sum(len(t) for s in system.spent for t in s.texts) / passes if passes else None,
         "draft_share": spent[0] / whole if whole else None,
         "verify_share": spent[1] / whole if whole else None,

@@ -69,8 +69,9 @@ class Cell:
     context: int
     """Tokens of the prompt as it was decoded."""
     tokens_per_second: float | None = None
-    """Of all rows together: mean tokens of a round over its median time."""
+    """Of all rows together: mean tokens of a round over `round_seconds`."""
     plain_tokens_per_second: float | None = None
+    """Of all rows together: the batch over `plain_step_seconds`."""
     speedup: float | None = None
     acceptance_rate: float | None = None
     mean_acceptance_length: float | None = None
@@ -79,7 +80,9 @@ class Cell:
     draft_seconds: float | None = None
     """Per round, like the next two and the costs."""
     verify_seconds: float | None = None
+    """Of the verify pass alone."""
     plain_seconds: float | None = None
+    """Of a plain step's forward pass alone."""
     draft_cost: Cost = NOTHING
     verify_cost: Cost = NOTHING
     plain_cost: Cost = NOTHING
@@ -89,6 +92,10 @@ class Cell:
     text: str = ""
     """The prompt, with what was put before it."""
     note: str = ""
+    round_seconds: float | None = None
+    """The median whole round: drafting, verifying, judging and bookkeeping."""
+    plain_step_seconds: float | None = None
+    """The median whole plain step: forward pass, sampling and draw."""
 
     def points(self, ceilings: Ceilings) -> list[Point]:
         """Its plain, verify and draft step on the roofline, as far as they were timed."""
@@ -203,8 +210,8 @@ def _cell(k: int, batch: int, context: int, text: str, rounds: list, baseline: B
     target = sum(r.target_cost.flops for r in rounds)
     useful = sum(r.target_cost.flops * sum(len(v.emitted) for v in r.rows) / r.target_tokens for r in rounds)
     # the median round and the median plain step, alike on both sides: all rounds of a cell have the same width
-    rate = emitted / n / statistics.median(r.seconds for r in rounds)
-    plain = batch / statistics.median(baseline.seconds)
+    whole, plain_step = statistics.median(r.seconds for r in rounds), statistics.median(baseline.seconds)
+    rate, plain = emitted / n / whole, batch / plain_step
     return Cell(
         k,
         batch,
@@ -225,6 +232,8 @@ def _cell(k: int, batch: int, context: int, text: str, rounds: list, baseline: B
         (target - useful) / emitted,
         sum(r.draft_cost.flops for r in rounds) / emitted,
         text,
+        round_seconds=whole,
+        plain_step_seconds=plain_step,
     )
 
 

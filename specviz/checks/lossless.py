@@ -19,7 +19,7 @@ from specviz.engine import prompts as prompting
 from specviz.engine.loop import decode
 from specviz.engine.request import Order
 from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
-from specviz.errors import SettingsError
+from specviz.errors import NotFiniteError, SettingsError
 from specviz.loader import load_model
 from specviz.loader.pairs import find_pair
 from specviz.loader.toy import sentence
@@ -151,10 +151,14 @@ class Finding:
 
     greedy: Greedy | None = None
     sampling: Sampling | None = None
+    fault: str = ""
+    """Why the check ended early: weights or logits that are NaN or infinite, in a sentence."""
 
     @property
     def verdict(self) -> Verdict:
-        """differs if any half differs, lossless only if every half that was asked for is."""
+        """inconclusive after a fault; else differs if any half does, lossless if every half asked for is."""
+        if self.fault:
+            return "inconclusive"
         halves = [half.verdict for half in (self.greedy, self.sampling) if half is not None]
         if "differs" in halves:
             return "differs"
@@ -173,6 +177,7 @@ class Finding:
             "total_variation": s.total_variation if s else None,
             "drafted": (g.drafted if g else 0) + (s.drafted if s else 0),
             "verdict": self.verdict,
+            **({"fault": self.fault} if self.fault else {}),
         }
 
 
@@ -377,7 +382,8 @@ def check(
     job: Job | None = None,
 ) -> Finding:
     """Greedy over the first `prompts` of twenty prompts (None: all), then, at a temperature above 0 and with samples,
-    sampling each way. Raises SpecVizError with a sentence, Stopped."""
+    sampling each way. Weights or logits that are NaN or infinite make it inconclusive. Raises SpecVizError with a
+    sentence, Stopped."""
     if k < 1:
         raise SettingsError("K must be at least 1 for a check: with K = 0 nothing is drafted, so nothing is proved.")
     if not 0 <= samples <= 10**6:
@@ -387,11 +393,15 @@ def check(
         pair, drafter, sampled, Settings(k=k, max_new_tokens=GREEDY_TOKENS), raw=raw, device=device, precision=precision
     )
     settings = replace(order.settings, temperature=temperature)
-    found = greedy(Bench(order, store, job), texts[:prompts], k, GREEDY_TOKENS)
-    if temperature == 0 or not samples:
-        return Finding(found)
-    bench = Bench(replace(order, settings=settings, raw=True), store, job)
-    return Finding(found, sampling(bench, bench.ids(sampled), settings, samples))
+    found = None
+    try:
+        found = greedy(Bench(order, store, job), texts[:prompts], k, GREEDY_TOKENS)
+        if temperature == 0 or not samples:
+            return Finding(found)
+        bench = Bench(replace(order, settings=settings, raw=True), store, job)
+        return Finding(found, sampling(bench, bench.ids(sampled), settings, samples))
+    except NotFiniteError as error:
+        return Finding(found, fault=str(error))
 
 
 def order_of(trace: Trace, device: str = "auto") -> Order:
@@ -419,7 +429,13 @@ def check_run(
 ) -> Finding:
     """The proof for one run: a greedy run's own tokens against plain decoding of the same prompt on this machine; for a
     run that sampled, short runs each way from its prompt with its K, temperature, top-k and top-p."""
-    bench = Bench(order_of(trace), store, job)
+    try:
+        return _checked_run(trace, samples, Bench(order_of(trace), store, job))
+    except NotFiniteError as error:
+        return Finding(fault=str(error))
+
+
+def _checked_run(trace: Trace, samples: int, bench: Bench) -> Finding:
     if trace.settings.temperature > 0:
         return Finding(sampling=sampling(bench, trace.prompts[0].token_ids, trace.settings, samples))
     identical = compared = drafted = 0

@@ -113,11 +113,12 @@ def _shape(arguments: argparse.Namespace) -> int:
 
 
 def _steps_line(name: str, timed: dict) -> str:
-    seconds = ", ".join(f"{n}: {1000 * s:.2f} ms" for n, s in timed["step_seconds"].items())
+    seconds = ", ".join(f"{n}: {1000 * s:.2f} ms" for n, s in timed["forward_seconds"].items())
     return (
         f"{name}: a verify pass of 6 is {timed['verify_over_decode']:.2f} of the fastest plain step; a plain "
         f"step takes {timed['limit_ratio']:.2f} times what the roofs allow, "
-        f"{100 * timed['overhead_fraction']:.0f} % of it explained by neither roof; by positions {seconds}"
+        f"{100 * timed['overhead_fraction']:.0f} % of it explained by neither roof; forward passes by positions "
+        f"{seconds}"
     )
 
 
@@ -150,7 +151,7 @@ def table(found: dict) -> str:
             f"{_times(row['speedup_vs_plain'], row['speedup_vs_plain_interval']):21} "
             f"{_number(row['tokens_per_pass']):>8} "
             f"{'-' if None in shares else ' '.join(f'{100 * s:.0f} %' for s in shares):>17}  "
-            f"{row['same_text']} of {row['texts']}"
+            f"{row['same_text']} of {row['texts']}{'' if row['same_task'] else ', another task'}"
         )
     lines += ["", f"winner: {found['winner']}", *_figures(found, f"In {found['precision']}")]
     equal = found["equal_precision"]

@@ -22,8 +22,8 @@ def add_parsers(subparsers: Subparsers) -> None:
         help="prove that speculative decoding changes nothing",
         description="Decode with and without drafts and compare: greedy texts token by token, sampled texts by a "
         "chi-square test on their first tokens.",
-        epilog="Exit code: 0 lossless, 1 differs, 3 inconclusive (nothing was drafted, or too few samples); 2 if the "
-        "check could not be done.",
+        epilog="Exit code: 0 lossless, 1 differs, 3 inconclusive (nothing was drafted, too few samples, or weights or "
+        "logits that are NaN or infinite); 2 if the check could not be done.",
     )
     add_pair(parser)
     add_drafter(parser)
@@ -83,5 +83,7 @@ def check_command(arguments: argparse.Namespace) -> int:
         for half in (finding.greedy, finding.sampling):
             if half is not None:
                 print(half.sentence)
+        if finding.fault:
+            print(finding.fault)
         print(f"{arguments.pair}, {drafter}, K {arguments.k}: {finding.verdict}.")
     return EXIT_CODES[finding.verdict]

@@ -76,7 +76,9 @@ def lanes_command(arguments: argparse.Namespace) -> int:
         "drafters": rows,
     }
     if cost is not None:
-        out |= {"draft_seconds_by_k": cost.seconds, "plain_step_seconds": cost.plain_seconds}
+        out["draft_seconds_by_k"] = cost.seconds
+        out["plain_forward_seconds"] = cost.plain_seconds
+        out["plain_step_seconds"] = cost.plain_seconds  # its older name
     print(json.dumps(out, allow_nan=False))
     return 0
 

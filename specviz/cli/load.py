@@ -16,6 +16,7 @@ from specviz.format import number, percent, seconds
 from specviz.loader.pairs import find_pair
 from specviz.serving.load_test import LoadOrder, LoadRun, Simulation
 from specviz.serving.policies import ALL, NAMES
+from specviz.serving.step_table import StepTable
 from specviz.trace.records import Settings
 
 
@@ -152,10 +153,16 @@ def _as_json(arguments: argparse.Namespace, run: LoadRun | Simulation, found: li
         "pair": arguments.shape if arguments.simulate else arguments.pair,
         "drafter": run.order.drafter,
         "device": run.device if isinstance(run, LoadRun) else arguments.simulate,
-        "table": None if table is None else dataclasses.asdict(table),
+        "table": None if table is None else _table_json(table),
         "simulated": bool(arguments.simulate),
         "policies": found,
     }
+
+
+def _table_json(table: StepTable) -> dict:
+    """The step table; its seconds also under a name that says what is timed."""
+    out = dataclasses.asdict(table)
+    return {**out, "verify_and_judge_seconds": out["seconds"]}
 
 
 def _print(found: list[dict]) -> None:

@@ -17,7 +17,7 @@ from specviz.trace.records import Settings
 if TYPE_CHECKING:
     from specviz.bench.sweep import Cell
 
-KEYS = (
+_SAME_NAME = (
     "k",
     "batch",
     "tokens_per_second",
@@ -28,12 +28,19 @@ KEYS = (
     "mean_acceptance_length",
     "flops_per_token",
     "plain_flops_per_token",
+    "round_seconds",
+    "plain_step_seconds",
     "draft_seconds",
-    "verify_seconds",
-    "plain_seconds",
     "note",
 )
-"""What --json prints of a cell."""
+KEYS = {name: name for name in _SAME_NAME} | {
+    "verify_forward_seconds": "verify_seconds",
+    "plain_forward_seconds": "plain_seconds",
+    "verify_seconds": "verify_seconds",
+    "plain_seconds": "plain_seconds",
+}
+"""Key in the JSON of a cell -> attribute of Cell. Rates are those of whole rounds and steps; the last two are older
+names of the two before them."""
 
 
 def add_parsers(subparsers: Subparsers) -> None:
@@ -101,7 +108,7 @@ def sweep_command(arguments: argparse.Namespace) -> int:
             "device": sweep.device,
             "dtype": sweep.precision,
             "complete": not sweep.missing,
-            "cells": [{k: getattr(c, k) for k in KEYS} for c in cells],
+            "cells": [{key: getattr(c, name) for key, name in KEYS.items()} for c in cells],
         }
         print(json.dumps(out, allow_nan=False))
     else:

@@ -30,7 +30,7 @@ from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
+from specviz.loader import generation_config, load_model
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.precision import resolve_precision
 from specviz.models.causal import CausalModel
@@ -55,6 +55,8 @@ class Opened:
     tokenizer: object
     device: str
     precision: str
+    note: str = ""
+    """What its generation_config asks for and a run does not do by itself, in a sentence."""
 
 
 class ModelStore:
@@ -80,7 +82,9 @@ class ModelStore:
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, job)
-            return Opened(CausalModel(loaded.module, four_bit=precision == "int4"), loaded.tokenizer, device, precision)
+            model = CausalModel(loaded.module, four_bit=precision == "int4")
+            note = generation_config.note(loaded.folder)
+            return Opened(model, loaded.tokenizer, device, precision, note)
 
         return self._get((source, device, precision), make, job)
 
@@ -268,6 +272,7 @@ class Run(Watched):
         said = (
             *self.pair.notes,
             precision_note(self.pair.name, target.precision, target.device),
+            target.note,
             encoded.note,
             _context_note(drafter, len(encoded.ids) + settings.max_new_tokens),
         )

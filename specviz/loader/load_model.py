@@ -16,6 +16,7 @@ from specviz.loader import end_tokens, llama, model_folder
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.config_and_tokenizer import LOADING, _line, load_config, load_tokenizer, transformers
 from specviz.loader.fetch import fetch, fetch_small
+from specviz.loader.finite_weights import check_weights, stored_tensor
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.precision import _DTYPES, resolve_precision
 from specviz.loader.space import check_memory
@@ -90,7 +91,7 @@ def load_module(
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
     A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
-    Raises FetchError (missing, damaged or foreign weights), MemoryBudgetError, SettingsError.
+    Raises FetchError (missing, damaged or foreign weights), NotFiniteError, MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
@@ -107,6 +108,7 @@ def load_module(
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
         raise FetchError(f"The weights in {found.path} do not load as a causal LM: {_line(error)}.") from None
+    check_weights(module.named_parameters(), found.path.name, precision, lambda name: stored_tensor(found.path, name))
     return module.eval().requires_grad_(False)
 
 

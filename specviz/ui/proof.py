@@ -75,4 +75,4 @@ def finding(found: Finding) -> None:
     """The verdict of a check and its figures. Green only if something was tested and passed."""
     look, icon = _LOOKS[found.verdict]
     sentences = " ".join(half.sentence for half in (found.greedy, found.sampling) if half is not None)
-    look(f"**{_WORDS[found.verdict]}** {sentences}", icon=icon)
+    look(f"**{_WORDS[found.verdict]}** {' '.join(filter(None, (sentences, found.fault)))}", icon=icon)

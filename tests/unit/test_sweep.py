@@ -171,6 +171,13 @@ def test_the_commands_print_their_keys(at_home, capsys):
     found = json.loads(capsys.readouterr().out)
     assert {"k", "batch", "tokens_per_second", "speedup", "acceptance_rate"} <= set(found["cells"][0])
     assert [c["acceptance_rate"] is None for c in found["cells"]] == [True, False]
+    for cell in found["cells"]:
+        # rates are those of whole rounds and steps; forward passes are shorter and go by their own names
+        assert cell["plain_tokens_per_second"] == pytest.approx(cell["batch"] / cell["plain_step_seconds"])
+        assert 0 < cell["plain_forward_seconds"] < cell["plain_step_seconds"]
+        assert 0 < cell["verify_forward_seconds"] < cell["round_seconds"]
+        assert cell["plain_seconds"] == cell["plain_forward_seconds"]
+        assert cell["verify_seconds"] == cell["verify_forward_seconds"]
     assert (
         main.main(
             [
