@@ -19,7 +19,8 @@ from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import MAX_K, write_atomically
+from specviz.trace.files import write_atomically
+from specviz.trace.records import MAX_K
 from specviz.worker import Worker
 
 if TYPE_CHECKING:

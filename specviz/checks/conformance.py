@@ -17,7 +17,7 @@ import torch
 from specviz.checks import lossless, statistics
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.engine.loop import decode, start_drafter
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.engine.run import STORE, ModelStore, make_drafter
 from specviz.engine.sequence import Row
 from specviz.errors import SpecVizError
@@ -69,7 +69,7 @@ def run(
     job, found = job or Job(), find_pair(pair)
     opened = store.open(found.target, device, precision, job)
     texts, sampled, raw = lossless.texts_for(found.name)
-    bench_order = Order(pair, name, sampled, Settings(k=K), raw=raw, device=device, precision=precision)
+    bench_order = RunRequest(pair, name, sampled, Settings(k=K), raw=raw, device=device, precision=precision)
     bench = lossless.Bench(bench_order, store)
     prompts = [list(bench.ids(text)) for text in texts[:3]]
 

@@ -25,7 +25,7 @@ from specviz.drafters.names import LOOKUP_FIRST, check_drafter, plugin_parts
 from specviz.drafters.ngram import NgramDrafter
 from specviz.engine import prompts as prompting
 from specviz.engine.loop import Measurements, check_prompts, decode
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
@@ -48,7 +48,7 @@ FIRST_LAYERS = 6
 
 
 @dataclass(frozen=True)
-class Opened:
+class LoadedModel:
     """A model that is ready, with its tokenizer."""
 
     model: CausalModel
@@ -63,7 +63,7 @@ class ModelStore:
     """Models in memory, least recently used first; the oldest leave when the budget is exceeded."""
 
     def __init__(self, budget_share: float = 0.5):
-        self._models: OrderedDict[tuple, Opened] = OrderedDict()
+        self._models: OrderedDict[tuple, LoadedModel] = OrderedDict()
         self._lock = threading.Lock()
         self._loading: dict[tuple, threading.Lock] = {}
         self._trained: dict[tuple, tuple[CausalModel, int, Callable[[Settings], Drafter]]] = {}
@@ -75,25 +75,25 @@ class ModelStore:
         device: str,
         precision: str,
         job: Job | None = None,
-    ) -> Opened:
+    ) -> LoadedModel:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
         device = machine.resolve_device(device)
         precision = resolve_precision(precision, device, source)
 
-        def make() -> Opened:
+        def make() -> LoadedModel:
             loaded = load_model.load_source(source, device, precision, job)
             model = CausalModel(loaded.module, four_bit=precision == "int4")
             note = generation_config.note(loaded.folder)
-            return Opened(model, loaded.tokenizer, device, precision, note)
+            return LoadedModel(model, loaded.tokenizer, device, precision, note)
 
         return self._get((source, device, precision), make, job)
 
-    def first_layers(self, opened: Opened, source: Source, layers: int) -> CausalModel:
+    def first_layers(self, opened: LoadedModel, source: Source, layers: int) -> CausalModel:
         """The model of a target's first layers; its tensors are the target's own."""
         key = (source, opened.device, opened.precision, "first", layers)
         return self._get(key, lambda: replace(opened, model=opened.model.first(layers))).model
 
-    def trained_drafter(self, opened: Opened, source: Source, kind: str) -> Callable[[Settings], Drafter]:
+    def trained_drafter(self, opened: LoadedModel, source: Source, kind: str) -> Callable[[Settings], Drafter]:
         """Makes drafters over the shipped weights of a kind, or those in a folder of that name; they are loaded once
         for each target in memory, and anew when the folder's files have changed."""
         key, stamp = (source, opened.device, opened.precision, kind), from_folder.stamp(kind)
@@ -104,7 +104,7 @@ class ModelStore:
                 kept = self._trained[key] = (opened.model, stamp, from_folder.opener(kind, opened.model))
         return kept[2]
 
-    def _get(self, key: tuple, make: Callable[[], Opened], job: Job | None = None) -> Opened:
+    def _get(self, key: tuple, make: Callable[[], LoadedModel], job: Job | None = None) -> LoadedModel:
         """The model of a key, made once however many ask for it at the same time."""
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
@@ -142,7 +142,7 @@ STORE = ModelStore()
 def make_drafter(
     name: str,
     pair: Pair,
-    target: Opened,
+    target: LoadedModel,
     settings: Settings,
     store: ModelStore = STORE,
     job: Job | None = None,
@@ -187,7 +187,7 @@ class Run(Watched):
     rounds up to then are kept.
     """
 
-    def __init__(self, order: Order, store: ModelStore = STORE):
+    def __init__(self, order: RunRequest, store: ModelStore = STORE):
         if not isinstance(order.rows, int) or not 1 <= order.rows <= MAX_ROWS:
             raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {order.rows!r}.")
         super().__init__()
@@ -324,10 +324,10 @@ class Run(Watched):
         self._finish(end)
         self.status = end
 
-    def _open(self, source: Source) -> Opened:
+    def _open(self, source: Source) -> LoadedModel:
         return self.store.open(source, self.order.device, self.order.precision, self)
 
-    def _check_room(self, target: Opened, prompt_tokens: int) -> None:
+    def _check_room(self, target: LoadedModel, prompt_tokens: int) -> None:
         """Refuse a run whose caches and logits would not fit, before anything is allocated."""
         settings, rows, shape = self.settings, self.order.rows, target.model.shape
         tokens = rows * (prompt_tokens + settings.max_new_tokens + settings.k + 1)

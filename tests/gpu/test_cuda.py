@@ -11,9 +11,10 @@ from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
-from specviz.engine import loop
+from specviz.engine import judging
 from specviz.engine.loop import decode
-from specviz.engine.run import ModelStore, Order, Run
+from specviz.engine.request import RunRequest
+from specviz.engine.run import ModelStore, Run
 from specviz.hardware import ceilings, machine
 from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
 from specviz.sampling import transfer
@@ -29,7 +30,7 @@ def test_greedy_texts_are_those_of_the_cpu(drafter, rows):
     settings = Settings(k=4, max_new_tokens=40)
 
     def tokens(device):
-        order = Order("toy", drafter, "the cat sees", settings, rows=rows, device=device, precision="fp32")
+        order = RunRequest("toy", drafter, "the cat sees", settings, rows=rows, device=device, precision="fp32")
         run = Run(order, ModelStore()).execute()
         assert run.status == "complete", run.error
         return [run.trace.token_ids(row) for row in range(rows)]
@@ -183,7 +184,7 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
         reads.append(len(parts))
         return waiting(transfer.to_host)(*parts)
 
-    for reader in (loop, base, autoregressive):
+    for reader in (judging, base, autoregressive):
         monkeypatch.setattr(reader, "to_host", to_host)
     monkeypatch.setattr(Recordings, "_record", waiting(Recordings._record))
     rounds = itertools.islice(
@@ -213,7 +214,9 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
 
 
 def test_every_round_has_measured_times():
-    order = Order("toy", "autoregressive", "the cat", Settings(k=3, max_new_tokens=20), device="cuda", precision="fp32")
+    order = RunRequest(
+        "toy", "autoregressive", "the cat", Settings(k=3, max_new_tokens=20), device="cuda", precision="fp32"
+    )
     trace = Run(order, ModelStore()).execute().trace
     assert all(r.draft_seconds > 0 and r.verify_seconds > 0 for r in trace.rounds if r.draft_tokens)
 

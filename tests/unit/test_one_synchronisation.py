@@ -24,7 +24,7 @@ from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
 from specviz.drafters.published import ForeignDrafter
 from specviz.drafters.published_net import load_net
-from specviz.engine import loop
+from specviz.engine import judging, loop
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import Graphs
 from specviz.trace.records import Settings
@@ -83,7 +83,7 @@ def reads(monkeypatch):
             *(part if isinstance(part, list) else [0] * len(part) for part in rest),
         ]
 
-    for reader in (loop, base, autoregressive):
+    for reader in (judging, base, autoregressive):
         monkeypatch.setattr(reader, "to_host", to_host)
     return found
 
