@@ -1,0 +1,1 @@
+"""SpecViz: real speculative decoding, decoded, recorded, measured and drawn."""

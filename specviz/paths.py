@@ -1,4 +1,4 @@
-"""Where SpecViz keeps what it fetches and measures on this machine. Knows nothing of what is stored there."""
+"""Where files lie: the assets that ship, and the cache folder for fetched weights and measured facts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 from specviz.errors import SpecVizError
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+"""What ships with the code: components, recorded traces, trained drafters, the toy pair."""
 
 
 def home() -> Path:

@@ -1,7 +1,7 @@
 """The benchmark: plain decoding, every drafter and the peers, interleaved prompt by prompt in one process.
 
 A ratio compares two systems on the same prompt, a minute apart at most; the figure is the median over prompts, with an
-interval that holds it with 95 % confidence (specviz/bench/paired_ratios.py). Only decoding is timed: loading and the reading of
+interval that holds it with 95 % confidence (`paired_ratios`). Only decoding is timed: loading and the reading of
 prompts are left out. Every system decodes greedily, so the texts of one precision should be equal, and are compared.
 """
 
@@ -20,14 +20,15 @@ from specviz.bench import peers, step_times
 from specviz.bench.paired_ratios import NOISE, Ratio, interval, plan, ratio, spread
 from specviz.checks.lossless import texts_for
 from specviz.drafters.autoregressive import AutoregressiveDrafter
+from specviz.drafters.names import drafter_names, trained
 from specviz.engine.loop import Measurements, decode
 from specviz.engine.prompts import encode, lines_of, presets_for
-from specviz.engine.request import drafter_names, trained
 from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
 from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine, roofline, shapes
 from specviz.loader import load_model
 from specviz.loader.fetch import fetch
+from specviz.loader.hub_config import hub_config
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair
 from specviz.models import random_weights
 from specviz.trace.records import MAX_ROWS, Settings
@@ -218,7 +219,7 @@ def bench_shape(
     """
     device = machine.resolve_device(device)
     precision = load_model.resolve_precision(precision, device)
-    config = shapes.CONFIGS.get(name) or shapes.hub_config(name)
+    config = shapes.CONFIGS.get(name) or hub_config(name)
     model = random_weights.build(config, device, precision, name, lambda _, words: tell(words))
     target = Opened(model, None, device, precision)
     tell("Ceilings and steps")
@@ -627,7 +628,7 @@ def winner(systems: Sequence[System]) -> str:
 
 
 def _row(system: System, plain: System, plains: dict[str, System], equal: str) -> dict:
-    """A system's figures. Its texts are compared with our plain decoding in its own precision, or in that of the peers."""
+    """A system's figures. Its texts are compared with our plain decoding in its own precision, or in the peers'."""
     rates = list(system.rates.values())
     low, high = interval(rates) if rates else (None, None)
     lead = ratio(system.rates, plain.rates)

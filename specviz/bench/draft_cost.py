@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from specviz.bench.lanes import FOLDER, PATIENCE_SECONDS
+from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
-from specviz.engine.request import LOOKUP_FIRST, drafter_names
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K, write_atomically

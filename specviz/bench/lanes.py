@@ -13,10 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
-from specviz.engine.request import LOOKUP_FIRST, Order, drafter_names
+from specviz.engine.request import Order
 from specviz.errors import PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.paths import ASSETS
 from specviz.trace import records as traces
 from specviz.trace.records import Position, Round, Settings, Trace, Verdict
 from specviz.worker import Worker
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 PLAIN = "plain"
 PLAIN_LABEL = "plain decoding: the target alone, one token per pass"
-FOLDER = Path(__file__).resolve().parents[1] / "assets" / "traces" / "lanes"
+FOLDER = ASSETS / "traces" / "lanes"
 """The recorded lanes that ship."""
 MAX_PROMPTS = 20
 KEPT = 2

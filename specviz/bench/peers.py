@@ -24,8 +24,8 @@ import torch
 
 from specviz import paths
 from specviz.drafters.autoregressive import AutoregressiveDrafter
+from specviz.drafters.names import trained
 from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, export
-from specviz.engine.request import trained
 from specviz.errors import SpecVizError
 from specviz.loader import load_model, wheel
 from specviz.loader.child_process import Job

@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from specviz.engine.request import Order, check_drafter
+from specviz.drafters.names import check_drafter
+from specviz.engine.request import Order
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.roofline import Point, expected_tokens, modelled_seconds, point, step_cost

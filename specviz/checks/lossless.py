@@ -14,9 +14,10 @@ from typing import Literal
 
 from specviz.checks import statistics
 from specviz.drafters.base import Drafter
+from specviz.drafters.names import check_drafter
 from specviz.engine import prompts as prompting
 from specviz.engine.loop import decode
-from specviz.engine.request import Order, check_drafter
+from specviz.engine.request import Order
 from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
 from specviz.errors import SettingsError
 from specviz.loader import load_model

@@ -7,7 +7,7 @@ import json
 import sys
 
 from specviz.cli.ranges import numbers
-from specviz.engine.request import check_drafter
+from specviz.drafters.names import check_drafter
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K
@@ -108,8 +108,8 @@ def _shape(arguments: argparse.Namespace) -> int:
     print(
         "\n".join(
             [
-                f"{found['shape']} with random weights on {found['machine']} ({found['device']}, {found['precision']}, torch "
-                f"{found['torch']}), context {found['context']}, batch 1",
+                f"{found['shape']} with random weights on {found['machine']} ({found['device']}, {found['precision']}, "
+                f"torch {found['torch']}), context {found['context']}, batch 1",
                 f"plain {found['plain_tokens_per_second']:.1f} tokens/s, transformers "
                 f"{found['transformers_tokens_per_second']:.1f}: "
                 + _times(found["plain_vs_transformers_plain"], found["intervals"]["plain_vs_transformers_plain"]),

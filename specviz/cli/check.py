@@ -8,7 +8,7 @@ import sys
 import time
 from dataclasses import asdict
 
-from specviz.engine.request import drafter_names
+from specviz.drafters.names import drafter_names
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K, Settings
@@ -115,19 +115,20 @@ def distance_command(arguments: argparse.Namespace) -> int:
     """Measure and print the distance; with --record keep it where runs look it up."""
     if not 1 <= arguments.texts <= 1000:
         raise SettingsError(f"--texts must be from 1 to 1000, not {arguments.texts}.")
-    from specviz.checks import precision
+    from specviz.checks.precision_distance import measure
     from specviz.engine.run import STORE
+    from specviz.models.precision import record
 
     source = find_pair(EMBEDDED).target
     reference, other = (STORE.open(source, "cpu", p) for p in ("fp32", arguments.precision))
-    found = precision.measure(
+    found = measure(
         reference,
         other,
         arguments.texts,
         lambda n: print(f"{n} of {arguments.texts} texts", file=sys.stderr, flush=True),
     )
     if arguments.record:
-        precision.record(found)
+        record(found)
     if arguments.json:
         print(json.dumps(asdict(found)))
     else:

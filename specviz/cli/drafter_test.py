@@ -7,7 +7,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from specviz.engine.request import plugin_parts
+from specviz.drafters.names import plugin_parts
 from specviz.errors import SettingsError
 
 

@@ -224,10 +224,11 @@ def _model(arguments: argparse.Namespace, device: str, precision: str, told):
     """The model to time, and its name: a pair's target, or a shape filled with noise."""
     if arguments.shape:
         from specviz.hardware import shapes
+        from specviz.loader.hub_config import hub_config
         from specviz.models import random_weights
 
         name = arguments.shape
-        config = shapes.CONFIGS.get(name) or shapes.hub_config(name)
+        config = shapes.CONFIGS.get(name) or hub_config(name)
         return random_weights.build(config, device, precision, name, told), f"{name} with random weights"
     from specviz.engine.run import STORE
     from specviz.loader.pairs import find_pair

@@ -8,7 +8,7 @@ import json
 
 from specviz.cli.progress import finish
 from specviz.cli.ranges import numbers
-from specviz.engine.request import drafter_names
+from specviz.drafters.names import drafter_names
 from specviz.errors import SettingsError
 from specviz.format import number, percent, seconds
 from specviz.loader.pairs import EMBEDDED, find_pair

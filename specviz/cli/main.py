@@ -22,8 +22,9 @@ from specviz.cli import bench, doctor, hardware, lanes, load, retune, training
 from specviz.cli import check as cli_check
 from specviz.cli.progress import INTERRUPTED, Line, watch
 from specviz.cli.ranges import parse_range
+from specviz.drafters.names import check_drafter, code_permitted, drafter_names
 from specviz.engine.prompts import MAX_CHARACTERS
-from specviz.engine.request import Order, check_drafter, code_permitted, drafter_names
+from specviz.engine.request import Order
 from specviz.errors import SettingsError, SpecVizError
 from specviz.format import binary_bytes, number, percent, seconds, si
 from specviz.loader.pairs import CATALOGUE, EMBEDDED, find_pair
@@ -427,10 +428,10 @@ def _head(trace: Trace) -> list[str]:
 
 def _row(trace: Trace, row: int) -> list[str]:
     """One row's rounds as a table."""
-    from specviz.views.frames import legible
+    from specviz.trace.token_text import visible
 
     def piece(token: int) -> str:
-        return f"{legible(trace.pieces[token])} [{token}]"
+        return f"{visible(trace.pieces[token])} [{token}]"
 
     prompt = trace.prompts[row]
     lines = [

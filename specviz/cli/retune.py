@@ -16,8 +16,8 @@ def add_parsers(subparsers) -> None:
         "retune",
         help="retune the hybrid drafter on your own prompts",
         description=(
-            "The target answers your prompts, the drafter learns from three quarters of the answers and is judged on the "
-            "rest, before and after. The new drafter is a folder, which `run --drafter FOLDER` takes."
+            "The target answers your prompts, the drafter learns from three quarters of the answers and is judged on "
+            "the rest, before and after. The new drafter is a folder, which `run --drafter FOLDER` takes."
         ),
     )
     parser.add_argument("prompts", metavar="FILE", help="a text file, one prompt a line")

@@ -10,8 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from specviz.cli import drafter_test
+from specviz.drafters.names import check_drafter, trained
 from specviz.engine.prompts import encode, lines_of
-from specviz.engine.request import check_drafter, trained
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.records import MAX_K, Settings
@@ -27,8 +27,8 @@ def add_parsers(subparsers) -> None:
         "corpus",
         help="let the target write conversations, and store its taps",
         description=(
-            "Shards go to FOLDER and are continued on the next call. With --import the token ids of an existing corpus are "
-            "used (the shipped one lies in assets/corpus) and only the taps are computed."
+            "Shards go to FOLDER and are continued on the next call. With --import the token ids of an existing corpus "
+            "are used (the shipped one lies in assets/corpus) and only the taps are computed."
         ),
     )
     corpus.add_argument("folder", metavar="FOLDER")

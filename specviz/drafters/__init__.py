@@ -1,0 +1,1 @@
+"""The drafters, one file per method, behind the protocol in `base`."""

@@ -18,8 +18,9 @@ from torch import nn
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import FetchError
+from specviz.paths import ASSETS
 
-FOLDER = Path(__file__).resolve().parents[2] / "assets" / "drafters"
+FOLDER = ASSETS / "drafters"
 """Where the shipped drafters lie."""
 FORMAT = "specviz-drafter-1"
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from specviz.drafters import checkpoints
 from specviz.drafters.base import Drafter
 from specviz.drafters.hybrid import HybridDrafter
+from specviz.drafters.names import trained
 from specviz.drafters.parallel import ParallelDrafter
 from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, load_module
-from specviz.engine.request import trained
 from specviz.errors import FetchError
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Settings

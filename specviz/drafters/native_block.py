@@ -1,4 +1,4 @@
-"""A whole round of a block drafter in one call of native.c: new context, block pass and head; and one slot of a serial
+"""A whole round of a block drafter in one call of kernels.c: new context, block pass and head; and one slot of a serial
 head in another.
 
 The same as LeanBlock's steps with its weights of 4 bits and its head of 8; between them Python and torch's operators
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def _embedding(lean: LeanBlock) -> torch.Tensor:
-    """The target's, in a type that native.c reads."""
+    """The target's, in a type that kernels.c reads."""
     return lean.embedding.float() if lean.embedding.dtype == torch.float16 else lean.embedding
 
 
 class NativeBlock:
-    """Over the weights of a LeanBlock that are packed for native.c."""
+    """Over the weights of a LeanBlock that are packed for kernels.c."""
 
     def __init__(self, lean: LeanBlock):
         c = self._config = lean.config

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from specviz.drafters.base import Drafter, Proposal, Request
-from specviz.engine.request import plugin_parts
+from specviz.drafters.names import plugin_parts
 from specviz.errors import PluginError, SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import whole

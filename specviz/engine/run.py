@@ -17,15 +17,15 @@ from typing import Self
 
 import torch
 
-from specviz.checks import precision as distance
 from specviz.drafters import from_folder, plugin
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.base import Drafter
 from specviz.drafters.lookup_first import LookupFirst
+from specviz.drafters.names import LOOKUP_FIRST, check_drafter, plugin_parts
 from specviz.drafters.ngram import NgramDrafter
 from specviz.engine import prompts as prompting
 from specviz.engine.loop import Measurements, check_prompts, decode
-from specviz.engine.request import LOOKUP_FIRST, Order, check_drafter, plugin_parts
+from specviz.engine.request import Order
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
@@ -35,6 +35,7 @@ from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.requirements import gigabytes
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import Recordings
+from specviz.models.precision import sentence as precision_note
 from specviz.trace.records import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 from specviz.trace.token_text import piece_table
 from specviz.worker import Watched
@@ -260,7 +261,7 @@ class Run(Watched):
         self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
         room = prompting.room(target.model.config, settings.max_new_tokens)
         encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
-        said = (*self.pair.notes, distance.sentence(self.pair.name, target), encoded.note)
+        said = (*self.pair.notes, precision_note(self.pair.name, target.precision, target.device), encoded.note)
         self.note = " ".join(filter(None, said))
         self.prompts = tuple(
             Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from specviz.errors import FetchError, SettingsError
+from specviz.errors import SettingsError
 from specviz.hardware.costs import ModelShape
 
 MXFP4_BYTES = 4.25 / 8
@@ -136,32 +136,3 @@ def parse_config(text: str | bytes) -> dict:
     if not isinstance(config, dict) or not (config.get("model_type") or config.get("text_config")):
         raise SettingsError("This JSON names no model_type, so it is no model's config.json.")
     return config
-
-
-def hub_config(repo: str, revision: str | None = None) -> dict:
-    """The config.json of a Hub model: from the local Hub cache, else over the network (some kilobytes).
-
-    Raises FetchError with a sentence if it cannot be had.
-    """
-    import huggingface_hub
-
-    from specviz.loader.hub import explain
-
-    repo = repo.strip()
-    if repo.count("/") != 1:
-        raise SettingsError(
-            f"{repo[:60]!r} is neither a built-in shape ({', '.join(CONFIGS)}) nor a Hub id such as Qwen/Qwen3-8B."
-        )
-    try:
-        found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
-        path = (
-            found
-            if isinstance(found, str)
-            else huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, etag_timeout=10)
-        )
-        with open(path, encoding="utf-8") as file:
-            return parse_config(file.read(LARGEST_CONFIG + 1))
-    except SettingsError:
-        raise
-    except Exception as error:  # the client raises its own, its HTTP library's and OSErrors
-        raise FetchError(explain(error, repo, revision)) from None

@@ -1,4 +1,4 @@
-"""The kernels of native.c, compiled once with the machine's own compiler and kept in SPECVIZ_HOME.
+"""The kernels of kernels.c, compiled once with the machine's own compiler and kept in SPECVIZ_HOME.
 
 Where that cannot be (another system, an older processor, no compiler) there are none, and torch's operators serve.
 """
@@ -42,18 +42,18 @@ _FLAGS_16 = ("-mavx512bf16",)
 _UNITS_MATRIX = ("amx_tile", "amx_bf16")
 """Which serve those, where they are"""
 _FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
-_SOURCE = Path(__file__).with_name("native.c")
-_PARTS = (_SOURCE, *(_SOURCE.with_name(f"native_{part}.h") for part in ("products", "attention", "block")))
+_SOURCE = Path(__file__).with_name("kernels.c")
+_PARTS = (_SOURCE, *(_SOURCE.with_name(f"{part}.h") for part in ("products", "attention", "block")))
 _LARGE_PAGE = 2 * 2**20
 _LOG = logging.getLogger(__name__)
 _POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
 QUERIES = 8
-"""As in native.c: tokens that attend together"""
+"""As in kernels.c: tokens that attend together"""
 
 
 class Pass(ctypes.Structure):
-    """The Pass of native.c."""
+    """The Pass of kernels.c."""
 
     _fields_ = (
         [(n, _SIZE) for n in ("tokens", "heads", "kv_heads", "dim")]
@@ -63,13 +63,13 @@ class Pass(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """The Layer of native.c."""
+    """The Layer of kernels.c."""
 
     _fields_ = [(n, _POINTER) for n in ("norm_1", "norm_2", "qkv", "out", "gate_up", "down", "keys", "values", "tap")]
 
 
 class Block(ctypes.Structure):
-    """The Block of native_block.h."""
+    """The Block of block.h."""
 
     _fields_ = (
         [(n, _SIZE) for n in ("hidden", "inner", "taps", "layers", "outputs")]
@@ -82,7 +82,7 @@ class Block(ctypes.Structure):
 
 
 class Serial(ctypes.Structure):
-    """The Serial of native_block.h."""
+    """The Serial of block.h."""
 
     _fields_ = (
         [(n, _SIZE) for n in ("hidden", "inner", "outputs")]
@@ -101,7 +101,7 @@ _ARGUMENTS = {
 
 
 def kernels(bits: int = 4) -> ctypes.CDLL | None:
-    """The functions of native.c, for weights of so many bits; None where there are none."""
+    """The functions of kernels.c, for weights of so many bits; None where there are none."""
     return None if why_not(bits) else _loaded()
 
 
@@ -133,7 +133,7 @@ def _has(*units: str) -> bool:
 
 @functools.lru_cache
 def why_not(bits: int = 4) -> str:
-    """Why there are no kernels here for weights of so many bits, in words that follow "it needs"; "" where there are."""
+    """What is missing here for kernels over weights of `bits` bits, to follow "it needs"; "" if nothing is."""
     if sys.platform != "linux" or platform.machine() != "x86_64" or not _has(*_UNITS):
         return "Linux on a processor with AVX-512 VNNI units"
     if bits == 16:
@@ -142,7 +142,7 @@ def why_not(bits: int = 4) -> str:
         if not (library := _library()).exists():
             _compile(library)
     except (OSError, subprocess.SubprocessError, SpecVizError) as error:
-        _LOG.info("native.c was not compiled: %s", getattr(error, "stderr", None) or error)
+        _LOG.info("kernels.c was not compiled: %s", getattr(error, "stderr", None) or error)
         return "the compiler gcc, to compile its kernel once"
     return ""
 

@@ -13,9 +13,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "native_products.h"
+#include "products.h"
 
-#include "native_attention.h" /* after it: it raises numbers to powers by the same function */
+#include "attention.h" /* after it: it raises numbers to powers by the same function */
 
 /* ---- a decoder's layers */
 
@@ -55,7 +55,7 @@ void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, 
     layers_shared(layers, count, pass, x, hidden, inner, eps, bits, numbers, room);
 }
 
-#include "native_block.h"
+#include "block.h"
 
 /* ---- the memory */
 

@@ -1,4 +1,4 @@
-"""Products with weights packed for the kernel of native.c: in float32, bfloat16, or on even levels of 8 or 4 bits.
+"""Products with weights packed for the kernel of kernels.c: in float32, bfloat16, or on even levels of 8 or 4 bits.
 
 llama.cpp cuts a row into groups of 32 weights. Its Q4_1 puts each on 16 even levels, with a scale and a lowest one of
 16 bits each; its Q8_0 on 255 about zero, with a scale. Weights published so are kept as they are, and exact. Inputs are
@@ -79,7 +79,7 @@ def _can_be_cut(weight: torch.Tensor) -> bool:
 
 
 def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor | None:
-    """A weight [out, in] as native.c reads it (uint8), or the nearest to it; None if it is not made of levels of so
+    """A weight [out, in] as kernels.c reads it (uint8), or the nearest to it; None if it is not made of levels of so
     many bits, or cannot be cut into groups. Every group must reach its outermost levels, as those that llama.cpp makes
     do. Any weight is rounded to 16 bits, and kept in 32."""
     if not _can_be_cut(weight):

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from specviz.engine.request import PRECISIONS
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
 from specviz.hardware.machine import has_bf16_units, resolve_device
+from specviz.hardware.options import PRECISIONS
 from specviz.kernels import build
 from specviz.loader import llama, model_folder, requirements, tokenizer
 from specviz.loader.compatibility import VocabularyMatch, check_pair

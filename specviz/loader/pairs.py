@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from specviz.errors import PairError
+from specviz.paths import ASSETS
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _hub(repo: str, revision: str | None = None) -> Source:
 
 def _toy(part: str) -> Source:
     """The toy models ship with the lab, as ordinary model folders."""
-    return Source("folder", f"toy {part}", path=str(Path(__file__).resolve().parents[2] / "assets" / "toy" / part))
+    return Source("folder", f"toy {part}", path=str(ASSETS / "toy" / part))
 
 
 EMBEDDED = "smollm2-135m"

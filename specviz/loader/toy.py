@@ -13,7 +13,9 @@ from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).resolve().parents[2] / "assets" / "toy"
+from specviz.paths import ASSETS
+
+FOLDER = ASSETS / "toy"
 WORDS = ("Ġthe", "Ġcat", "Ġdog", "Ġsees", "Ġand", ".")
 """Ġ stands for the leading space, as in every byte-level tokenizer."""
 

@@ -1,4 +1,4 @@
-"""Attention of a packed pass over a RaggedCache: by the kernel of native.c where there is one, or by torch's own."""
+"""Attention of a packed pass over a RaggedCache: by the kernel of kernels.c where there is one, or by torch's own."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class PackedAttention:
 def native_pass(
     plan: Pass, heads: int, kv_heads: int, dim: int, cos: torch.Tensor, sin: torch.Tensor, capacity: int
 ) -> tuple[build.Pass, list[torch.Tensor]]:
-    """A pass as native.c wants it, and what must be kept while it is used. capacity: of the stores."""
+    """A pass as kernels.c wants it, and what must be kept while it is used. capacity: of the stores."""
     tokens = len(plan.slot_of)
     queries = torch.empty(tokens * heads * dim)
     scores = torch.empty(torch.get_num_threads() * build.QUERIES * capacity)

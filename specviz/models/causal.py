@@ -100,7 +100,7 @@ class CausalModel:
             _use_ragged_attention(module)
         self._lean = lean or _lean(module, narrow, four_bit)
         self.native_bits = None if self._lean is None else self._lean.bits
-        """Of a weight of its layers where native.c runs them, else None."""
+        """Of a weight of its layers where kernels.c runs them, else None."""
         held: float = self.dtype.itemsize
         if self._lean is not None:
             held, self.dtype = self._lean.weight_bytes, self._lean.stream

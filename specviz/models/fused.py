@@ -1,7 +1,7 @@
 """The Llama decoder written out with few operators: the same weights and arithmetic, a third of the dispatch.
 
 A stock module spends 20 to 30 ms a step on two cores in some 7,000 Python and operator calls. Here q, k and v
-are one product, gate and up are one, and the rotary tables are read once per pass. Where native.c has kernels for the
+are one product, gate and up are one, and the rotary tables are read once per pass. Where kernels.c has kernels for the
 weights all layers are one call of it; elsewhere each product is done by the kernel that is fastest for its number of
 rows (specviz/models/linear.py). Serves LlamaForCausalLM without biases
 and with plain rotary embedding (the embedded target, SmolLM2 and Llama without scaled rotary); any other module
@@ -86,7 +86,7 @@ class LeanLlama:
     held twice."""
 
     def __init__(self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False):
-        """narrow: its matrices are rounded to 8 bits where native.c runs them, elsewhere held in bfloat16 or int8 if
+        """narrow: its matrices are rounded to 8 bits where kernels.c runs them, elsewhere held in bfloat16 or int8 if
         that is faster for one row. four_bit: those of its layers are held in the 4 bits in which they were published.
         Raises ValueError if that cannot be."""
         config, base = module.config, module.model
@@ -103,7 +103,7 @@ class LeanLlama:
         if bits and not four_bit and not _fits(base.layers, self.dim, bits):
             bits = None
         self.bits = bits
-        """Of a layer's weight where native.c runs the layers, else None."""
+        """Of a layer's weight where kernels.c runs the layers, else None."""
         norms = [self._norms(layer) for layer in base.layers]
         if bits:
             self.layers = NativeLayers(
@@ -234,7 +234,7 @@ def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def _fits(layers: Sequence[torch.nn.Module], dim: int, bits: int) -> bool:
-    """Whether native.c multiplies by these layers' weights in so many bits."""
+    """Whether kernels.c multiplies by these layers' weights in so many bits."""
     return dim % 64 == 0 and all(fits(p, bits) for layer in layers for p in layer.parameters() if p.ndim == 2)
 
 

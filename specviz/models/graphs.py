@@ -329,7 +329,7 @@ class Graphs(Recordings):
         taps: Sequence[int],
         logits: bool | Sequence[int],
     ) -> tuple[torch.Tensor, list[int], list[int], list[torch.Tensor] | None] | None:
-        """The parts of what CausalModel.forward returns for these arguments, or None where the pass must run eagerly."""
+        """The parts of what CausalModel.forward returns for these arguments; None where the pass must run eagerly."""
         counts = [len(t) for t in tokens]
         most_rows, most_tokens = bucket(len(rows), ROWS), bucket(max(counts), TOKENS)
         if self.reason or logits is False or not isinstance(cache, GraphCache) or not (most_rows and most_tokens):

@@ -1,4 +1,4 @@
-"""How a CPU for which native.c has no kernels multiplies a few rows by a weight matrix: oneDNN on a reordered copy, or
+"""How a CPU for which kernels.c has no kernels multiplies a few rows by a weight matrix: oneDNN on a reordered copy, or
 the stock product.
 
 The stock fp32 product streams weights at a fraction of the memory's speed and gets slower from one row to two.

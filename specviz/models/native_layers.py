@@ -1,4 +1,4 @@
-"""A decoder's layers by native.c: all of them in one call, without a step of Python between.
+"""A decoder's layers by kernels.c: all of them in one call, without a step of Python between.
 
 Knows products, caches and attention; what stands before and after the layers is models/lean.py's and the drafters'.
 """
@@ -88,7 +88,7 @@ class NativeLayers:
         return hidden, tapped
 
     def on(self, cache: RaggedCache) -> ctypes.Array[build.Layer]:
-        """The layers as native.c wants them, with a cache's stores: made anew when these have grown."""
+        """The layers as kernels.c wants them, with a cache's stores: made anew when these have grown."""
         first, _ = cache.stores(0, self._kv_heads, self._dim)
         if cache.native is None or cache.native[0] is not first:
             stores = [cache.stores(i, self._kv_heads, self._dim) for i in range(len(self._products))]

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from specviz.drafters.names import check_drafter
 from specviz.engine.prompts import encode, presets_for
-from specviz.engine.request import check_drafter
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.loader.pairs import find_pair
 from specviz.serving import policies, step_table

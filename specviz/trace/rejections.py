@@ -16,7 +16,7 @@ import pandas as pd
 from specviz.trace import metrics
 from specviz.trace.calibration import wilson
 from specviz.trace.records import Position, Trace
-from specviz.views.frames import legible
+from specviz.trace.token_text import visible
 
 CLASSES = ("word start", "inner piece", "number", "punctuation", "code", "white space", "end of text")
 ENTROPY_EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, math.inf)
@@ -113,8 +113,8 @@ def judged(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
                         slot + 1,
                         x.verdict,
                         _last(before),
-                        legible(guess),
-                        legible(piece),
+                        visible(guess),
+                        visible(piece),
                         token_class(piece, before, in_code),
                         token_class(guess, before, in_code),
                         p,
@@ -126,7 +126,7 @@ def judged(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
                         exact,
                         x.overlap,
                         x.confidence,
-                        None if x.first_guess is None else legible(trace.pieces[x.first_guess]),
+                        None if x.first_guess is None else visible(trace.pieces[x.first_guess]),
                     )
                 )
                 before += piece

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import re
+import unicodedata
 from collections.abc import Iterable
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -102,3 +103,31 @@ def _letters() -> dict[int, str]:
 
 
 _BYTE_OF = {letter: byte for byte, letter in _letters().items()}
+
+
+def visible(piece: str) -> str:
+    """A token's text so that nothing in it is invisible: spaces at its ends as middle dots, line ends and
+    tabs as arrows, control and formatting characters by their code, nothing at all as '(empty)'."""
+    if piece == "":
+        return "(empty)"
+    core = piece.strip(" ")
+    if not core:
+        return "·" * len(piece)
+    lead = len(piece) - len(piece.lstrip(" "))
+    tail = len(piece) - len(piece.rstrip(" "))
+    text = "·" * lead + "".join(map(_visible_char, core)) + "·" * tail
+    # a combining mark needs something to stand on
+    return "◌" + text if unicodedata.combining(text[0]) else text
+
+
+def _visible_char(char: str) -> str:
+    if char == "\n":
+        return "↵"
+    if char == "\t":
+        return "→"
+    if char == "\r":
+        return "\\r"
+    if char != " " and unicodedata.category(char) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn", "Cs"}:
+        # \u, since \x stands for a byte that is no character by itself
+        return f"\\u{ord(char):04X}"
+    return char

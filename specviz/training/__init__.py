@@ -1,0 +1,1 @@
+"""Training of the drafters on texts that the target wrote."""

@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from specviz.errors import SpecVizError
+from specviz.paths import ASSETS
 
-FOLDER = Path(__file__).resolve().parents[2] / "assets" / "corpus"
+FOLDER = ASSETS / "corpus"
 """The shipped token ids."""
 COMPOSED = -2
 """The `topic` of a conversation whose whole user turn was composed (turns.py)."""

@@ -20,10 +20,10 @@ import numpy as np
 
 from specviz import paths
 from specviz.drafters import checkpoints, from_folder
+from specviz.drafters.names import trained
 from specviz.drafters.parallel import BlockNet
 from specviz.engine.loop import decode
 from specviz.engine.prompts import encode
-from specviz.engine.request import trained
 from specviz.engine.run import STORE, ModelStore
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair

@@ -1,0 +1,1 @@
+"""The pages. The only package that imports Streamlit."""

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 
 from specviz.checks import statistics
 from specviz.errors import SpecVizError
 from specviz.format import number
+from specviz.paths import ASSETS
 from specviz.sampling import accept_rules
 from specviz.sampling.accept_rules import Tally
 from specviz.trace.records import Trace
+from specviz.trace.token_text import visible
 from specviz.ui import recorded, stage
 from specviz.ui.chart import chart
 from specviz.views import position_case
 from specviz.views.figures import emitted_tokens, palette
-from specviz.views.frames import legible
 from specviz.views.position_case import Case
 
-_ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _component = st.components.v2.component(
     "specviz_accept_rule",
-    html=(_ASSETS / "accept_rule.html").read_text(encoding="utf-8"),
-    css=(_ASSETS / "accept_rule.css").read_text(encoding="utf-8"),
-    js=(_ASSETS / "accept_rule.js").read_text(encoding="utf-8"),
+    html=(ASSETS / "accept_rule.html").read_text(encoding="utf-8"),
+    css=(ASSETS / "accept_rule.css").read_text(encoding="utf-8"),
+    js=(ASSETS / "accept_rule.js").read_text(encoding="utf-8"),
 )
 KEY = "accept_rule"
 TRIALS = 10_000
@@ -143,7 +142,7 @@ def choose() -> Chosen:
 
 
 def _title(trace: Trace, round_: int, slot: int, position) -> str:
-    token = legible(trace.pieces.get(position.draft_token, "?"))
+    token = visible(trace.pieces.get(position.draft_token, "?"))
     return f"round {round_ + 1}, draft {slot + 1}: “{token}”, {position.verdict}"
 
 
@@ -214,7 +213,7 @@ def _tick(chosen: Chosen, rule: accept_rules.Rule) -> None:
             "case": {
                 "id": chosen.id,
                 "tokens": [
-                    legible(x) if i < len(chosen.case.labels) - chosen.case.sums else x
+                    visible(x) if i < len(chosen.case.labels) - chosen.case.sums else x
                     for i, x in enumerate(chosen.case.labels)
                 ],
                 "p": chosen.case.p,
@@ -358,7 +357,7 @@ def _result(case: Case, rule: accept_rules.Rule, tally: Tally, asked: tuple[floa
             "another position, or drag p and q apart.",
             icon=":material/search:",
         )
-    labels = [legible(x) for x in case.labels]
+    labels = [visible(x) for x in case.labels]
     data = emitted_tokens.emitted_table(labels, tally.accepted, tally.drawn, asked)
     with st.expander("The histogram as a chart, with its numbers and exports"):
         chart(
@@ -374,7 +373,7 @@ def _numbers(case: Case, hand: Hand) -> dict[str, list]:
     kept, left, share = position_case.chances(hand.p, hand.q)
     ratios = [min(1.0, p / q) if q > 0 else None for p, q in zip(hand.p, hand.q)]
     columns = zip(_COLUMNS, (hand.p, hand.q, kept, ratios, left, share))
-    return {"token": [legible(x) for x in case.labels]} | {name: list(values) for name, values in columns}
+    return {"token": [visible(x) for x in case.labels]} | {name: list(values) for name, values in columns}
 
 
 def _p_value(p: float | None) -> str:

@@ -8,8 +8,8 @@ import streamlit as st
 
 from specviz import format
 from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, modelled, serving_settings
+from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import preset, presets_for
-from specviz.engine.request import drafter_names
 from specviz.hardware import catalogue, shapes
 from specviz.loader.pairs import EMBEDDED, find_pair, names
 from specviz.trace.records import MAX_K, Settings

@@ -12,6 +12,7 @@ from specviz.hardware import catalogue, ceilings, machine, shapes
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader import load_model
+from specviz.loader.hub_config import hub_config
 from specviz.loader.llama import LlamaConfig
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.models.fused import held
@@ -183,7 +184,7 @@ def _model(typed: str) -> tuple[str, dict]:
 def _hub(repo: str) -> tuple[dict | None, str]:
     """A config, or the sentence that says why there is none: neither is asked for at every movement of a slider."""
     try:
-        return shapes.hub_config(repo), ""
+        return hub_config(repo), ""
     except SpecVizError as error:
         return None, str(error)
 

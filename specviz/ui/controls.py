@@ -7,9 +7,11 @@ from urllib.parse import urlencode
 
 import streamlit as st
 
+from specviz.drafters.names import check_drafter, drafter_names
 from specviz.engine.prompts import PRESETS, preset, presets_for
-from specviz.engine.request import DEVICES, PRECISIONS, Order, check_drafter, drafter_names
+from specviz.engine.request import Order
 from specviz.errors import PairError, SpecVizError
+from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair, names
 from specviz.loader.requirements import needs
 from specviz.trace.records import MAX_K, MAX_ROWS, Settings

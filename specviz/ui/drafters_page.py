@@ -12,8 +12,8 @@ from specviz import format
 from specviz.bench import draft_cost
 from specviz.bench import lanes as lane_sets
 from specviz.bench.lanes import PLAIN, Key, Lanes, LanesOrder
+from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import PRESETS, preset, presets_for
-from specviz.engine.request import drafter_names
 from specviz.errors import SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair, names
 from specviz.trace import calibration, rejections

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 
+from specviz.paths import ASSETS
 from specviz.trace.records import Trace
 from specviz.views import timeline
 from specviz.views.figures import palette
 
-_ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _component = st.components.v2.component(
     "specviz_lanes",
-    html=(_ASSETS / "lanes.html").read_text(encoding="utf-8"),
-    css=(_ASSETS / "lanes.css").read_text(encoding="utf-8"),
-    js=(_ASSETS / "lanes.js").read_text(encoding="utf-8"),
+    html=(ASSETS / "lanes.html").read_text(encoding="utf-8"),
+    css=(ASSETS / "lanes.css").read_text(encoding="utf-8"),
+    js=(ASSETS / "lanes.js").read_text(encoding="utf-8"),
 )
 
 

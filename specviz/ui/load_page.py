@@ -7,8 +7,8 @@ from dataclasses import replace
 import streamlit as st
 
 from specviz import format
+from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import preset, presets_for
-from specviz.engine.request import drafter_names
 from specviz.hardware import catalogue, shapes
 from specviz.loader.pairs import find_pair, names
 from specviz.serving import step_table

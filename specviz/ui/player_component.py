@@ -8,20 +8,19 @@ is never sent back. To move it from Python, pass a `seek` with a new id.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import streamlit as st
 
 from specviz.hardware import roofline
+from specviz.paths import ASSETS
 from specviz.views import frames
 from specviz.views.figures import palette
 
-_ASSETS = Path(__file__).resolve().parents[2] / "assets"
 _component = st.components.v2.component(
     "specviz_player",
-    html=(_ASSETS / "player.html").read_text(encoding="utf-8"),
-    css=(_ASSETS / "player.css").read_text(encoding="utf-8"),
-    js=(_ASSETS / "player.js").read_text(encoding="utf-8"),
+    html=(ASSETS / "player.html").read_text(encoding="utf-8"),
+    css=(ASSETS / "player.css").read_text(encoding="utf-8"),
+    js=(ASSETS / "player.js").read_text(encoding="utf-8"),
 )
 _COLOURS = {
     "roles": dict(palette.ROLES),

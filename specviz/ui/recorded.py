@@ -6,10 +6,11 @@ from pathlib import Path
 
 import streamlit as st
 
+from specviz.paths import ASSETS
 from specviz.trace import records as traces
 from specviz.trace.records import Trace
 
-FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
+FOLDER = ASSETS / "traces"
 
 
 def shipped() -> list[Path]:

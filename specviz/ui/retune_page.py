@@ -58,8 +58,8 @@ def show() -> None:
         key="retune-prompts",
         disabled=alive,
         help=(
-            "8 to 200. The target answers each twice. Every fourth prompt is held out to judge by; the drafter never sees "
-            "its answers."
+            "8 to 200. The target answers each twice. Every fourth prompt is held out to judge by; the drafter never "
+            "sees its answers."
         ),
     )
     first, second, third = st.columns(3)

@@ -20,11 +20,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import unicodedata
 
 from specviz.format import number
 from specviz.hardware import roofline
 from specviz.trace.records import Position, Verdict
+from specviz.trace.token_text import visible
 
 BARS = 9
 """Most tokens drawn one by one at a position; all others are one bar."""
@@ -69,34 +69,6 @@ def segments(run, row: int = 0) -> list[dict]:
     """The text so far, token by token: id, legible text, raw text, origin and the row's round (from 0)."""
     mine = (v for r in run.rounds for v in r.rows if v.row == row)
     return [{**token, "round": i} for i, v in enumerate(mine) for token in _emitted(run.pieces, v)]
-
-
-def legible(piece: str) -> str:
-    """A token's text so that nothing in it is invisible: spaces at its ends as middle dots, line ends and
-    tabs as arrows, control and formatting characters by their code, nothing at all as '(empty)'."""
-    if piece == "":
-        return "(empty)"
-    core = piece.strip(" ")
-    if not core:
-        return "·" * len(piece)
-    lead = len(piece) - len(piece.lstrip(" "))
-    tail = len(piece) - len(piece.rstrip(" "))
-    text = "·" * lead + "".join(map(_visible, core)) + "·" * tail
-    # a combining mark needs something to stand on
-    return "◌" + text if unicodedata.combining(text[0]) else text
-
-
-def _visible(char: str) -> str:
-    if char == "\n":
-        return "↵"
-    if char == "\t":
-        return "→"
-    if char == "\r":
-        return "\\r"
-    if char != " " and unicodedata.category(char) in {"Cc", "Cf", "Zs", "Zl", "Zp", "Co", "Cn", "Cs"}:
-        # \u, since \x stands for a byte that is no character by itself
-        return f"\\u{ord(char):04X}"
-    return char
 
 
 class _Totals:
@@ -172,7 +144,7 @@ class _Texts:
         self.pieces = pieces
 
     def __call__(self, token: int) -> str:
-        return legible(self.pieces.get(token, f"<{token}>"))
+        return visible(self.pieces.get(token, f"<{token}>"))
 
 
 def _emitted(pieces, v: Verdict) -> list[dict]:

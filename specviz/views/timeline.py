@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from specviz.trace import metrics
 from specviz.trace.records import Trace, Verdict
-from specviz.views.frames import legible
+from specviz.trace.token_text import visible
 
 BUILDS = {
     "plain": "no draft",
@@ -71,7 +71,7 @@ def lane(trace: Trace, name: str, row: int = 0) -> dict:
 
 def _tokens(trace: Trace, v: Verdict) -> dict:
     def text(token: int) -> str:
-        return legible(trace.pieces[token])
+        return visible(trace.pieces[token])
 
     drafts = []
     for x in v.positions[: v.verified]:

@@ -7,6 +7,7 @@ import pytest
 from specviz.errors import FetchError, SettingsError
 from specviz.hardware import catalogue, shapes
 from specviz.hardware.costs import pass_cost
+from specviz.loader.hub_config import hub_config
 
 NAMES = [
     "H100 SXM",
@@ -160,7 +161,7 @@ def test_a_hub_config_comes_from_the_local_cache_without_network(monkeypatch, tm
     file.write_text(json.dumps(shapes.CONFIGS["Qwen3-4B"]))
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: str(file))
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: pytest.fail("asked the network"))
-    assert shapes.hub_config("Qwen/Qwen3-4B") == shapes.CONFIGS["Qwen3-4B"]
+    assert hub_config("Qwen/Qwen3-4B") == shapes.CONFIGS["Qwen3-4B"]
 
 
 def test_a_hub_that_cannot_be_reached_and_a_name_that_is_no_id_are_sentences(monkeypatch):
@@ -172,6 +173,6 @@ def test_a_hub_that_cannot_be_reached_and_a_name_that_is_no_id_are_sentences(mon
     monkeypatch.setattr(huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", unreachable)
     with pytest.raises(FetchError, match="cannot be reached"):
-        shapes.hub_config("someone/something")
+        hub_config("someone/something")
     with pytest.raises(SettingsError, match="Hub id such as"):
-        shapes.hub_config("GPT-9")
+        hub_config("GPT-9")

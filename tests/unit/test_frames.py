@@ -8,6 +8,7 @@ import random
 
 import pytest
 
+from specviz.trace import token_text
 from specviz.trace.records import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
 from specviz.views import frames
 
@@ -419,7 +420,7 @@ def test_without_baseline_and_ceilings_the_figures_are_null_not_invented():
     ],
 )
 def test_no_token_is_invisible(piece, shown):
-    assert frames.legible(piece) == shown
+    assert token_text.visible(piece) == shown
 
 
 def test_segments_run_through_the_whole_text_with_origins():

@@ -10,8 +10,8 @@ from test_training import DRAFT_IDS, LAYERS, SIZE, VOCAB, block_net, module
 from specviz.drafters import checkpoints, trained_autoregressive
 from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
+from specviz.drafters.names import trained
 from specviz.drafters.parallel import BlockConfig, ParallelDrafter
-from specviz.engine.request import trained
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import whole

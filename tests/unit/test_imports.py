@@ -64,6 +64,8 @@ def test_records_and_everything_computed_from_them_import_without_torch():
     import_without({"torch", "transformers", "streamlit", "tokenizers", "safetensors"}, modules)
 
 
-@pytest.mark.parametrize("name", ["trace", "metrics", "frames", "roofline", "costs", "cli"])
+@pytest.mark.parametrize(
+    "name", ["trace.records", "trace.metrics", "views.frames", "hardware.roofline", "hardware.costs", "cli.main"]
+)
 def test_these_need_nothing_but_python(name):
     import_without({"torch", "transformers", "streamlit", "numpy", "pandas", "plotly", "psutil"}, [f"specviz.{name}"])

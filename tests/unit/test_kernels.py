@@ -1,4 +1,4 @@
-"""The kernels of native.c compute what torch's operators compute, row by row, and are done without where need be."""
+"""The kernels of kernels.c compute what torch's operators compute, row by row, and are done without where need be."""
 
 import subprocess
 from functools import partial

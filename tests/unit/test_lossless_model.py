@@ -16,9 +16,9 @@ import torch
 from scipy import stats
 
 from specviz.drafters.base import Proposal
+from specviz.drafters.names import drafter_names
 from specviz.engine import prompts as prompting
 from specviz.engine.loop import decode
-from specviz.engine.request import drafter_names
 from specviz.engine.run import ModelStore
 from specviz.engine.run import make_drafter as making
 from specviz.hardware.costs import ModelShape

@@ -1,4 +1,4 @@
-"""A block drafter's round by one call of native.c is the same round by LeanBlock's own steps, row by row."""
+"""A block drafter's round by one call of kernels.c is the same round by LeanBlock's own steps, row by row."""
 
 import itertools
 
@@ -51,7 +51,7 @@ def make(dtype, monkeypatch, kv_heads=1):
 
 
 class Texts:
-    """Contexts of some rows, fed to a LeanBlock by native.c or by its own steps."""
+    """Contexts of some rows, fed to a LeanBlock by kernels.c or by its own steps."""
 
     def __init__(self, lean, by_native, rows):
         self.lean, self.native = lean, lean._native if by_native else None

@@ -8,7 +8,7 @@ by `Watched`. So rounds that run here never wait on a GPU but where `read` is ca
 import itertools
 
 import pytest
-import test_foreign
+import test_published
 import torch
 from test_graphs import FakeRecorder
 from test_training import TAPS, block_net, module
@@ -169,11 +169,11 @@ def test_a_round_reads_once(reads, name, settings, graphs):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", test_foreign.NAMES)
+@pytest.mark.parametrize("name", test_published.NAMES)
 def test_a_round_with_a_published_drafter_reads_once(reads, name, temperature):
-    _, target = test_foreign.case(name)
+    _, target = test_published.case(name)
     settings = Settings(k=4, max_new_tokens=60, temperature=temperature)
-    net = load_net(test_foreign.CASES / name, target).to(META)
+    net = load_net(test_published.CASES / name, target).to(META)
     for part in ("embedding", "head", "draft_ids", "rotary"):
         if getattr(net, part) is not None:
             setattr(net, part, getattr(net, part).to(META))

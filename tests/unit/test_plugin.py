@@ -11,7 +11,8 @@ from tiny_models import write_dflash
 from specviz.checks import conformance
 from specviz.cli import main
 from specviz.drafters import plugin
-from specviz.engine.request import Order, check_drafter, code_permitted, plugin_parts
+from specviz.drafters.names import check_drafter, code_permitted, plugin_parts
+from specviz.engine.request import Order
 from specviz.engine.run import Run, make_drafter
 from specviz.errors import PairError, PluginError
 from specviz.loader.pairs import find_pair

@@ -2,8 +2,8 @@
 
 Proof against the authors' own code: `tests/unit/published/*` holds random checkpoints of a few kB with what the PyPI
 packages `dflash` 0.1.0 and `speculators` 0.9.0 compute from them, two rounds each, recorded by
-`tests/record_published.py` (random weights that float16 holds exactly; the package's own module, cache and masks). Where
-`dflash` is installed it is also asked directly.
+`tests/record_published.py` (random weights that float16 holds exactly; the package's own module, cache and masks).
+Where `dflash` is installed it is also asked directly.
 """
 
 import json

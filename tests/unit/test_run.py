@@ -100,7 +100,7 @@ def test_every_drafter_of_the_pair_gives_the_plain_greedy_text(store, drafter):
 
 def test_a_model_is_loaded_once_and_shared(store, monkeypatch):
     Run(order(), store).execute()
-    monkeypatch.setattr(runs.load, "load_source", lambda *_: pytest.fail("it loaded again"))
+    monkeypatch.setattr(runs.load_model, "load_source", lambda *_: pytest.fail("it loaded again"))
     assert Run(order("first-layers"), store).execute().status == "complete"
 
 
@@ -179,13 +179,13 @@ def test_two_runs_at_once_do_not_disturb_each_other(store):
 
 
 def test_a_model_that_two_runs_ask_for_at_once_is_loaded_once(monkeypatch):
-    loads_seen, real = [], runs.load.load_source
+    loads_seen, real = [], runs.load_model.load_source
 
     def load_source(source, *rest):
         loads_seen.append(source)
         return real(source, *rest)
 
-    monkeypatch.setattr(runs.load, "load_source", load_source)
+    monkeypatch.setattr(runs.load_model, "load_source", load_source)
     fresh, target = ModelStore(), find_pair("toy").target
     threads = [threading.Thread(target=fresh.open, args=(target, "cpu", "fp32")) for _ in range(4)]
     for thread in threads:

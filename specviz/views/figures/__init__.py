@@ -1,0 +1,1 @@
+"""Plotly charts: plain data in, a figure out."""

@@ -1,0 +1,59 @@
+"""Measures how far a precision moves a target's distribution from fp32, on texts that the target wrote."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from specviz.hardware import machine
+from specviz.loader.pairs import EMBEDDED
+from specviz.models.precision import Distance
+from specviz.training import corpus
+
+if TYPE_CHECKING:
+    from specviz.engine.run import Opened
+    from specviz.models.causal import CausalModel
+
+POSITIONS = 8
+"""Positions of an answer that are forwarded in one pass, as many as a verify pass may have."""
+
+
+def measure(
+    reference: Opened, other: Opened, texts: int = 20, tell: Callable[[int], None] = lambda _: None
+) -> Distance:
+    """The embedded target opened in another precision against itself in fp32, along the held-out answers to which
+    nothing was fitted (`texts` at most)."""
+    variations, same = [], []
+    for n, (part, i) in enumerate(corpus.judging()[:texts]):
+        tokens, start = part.conversation(i).tolist(), int(part.answer_start[i])
+        p, q = (_probabilities(opened.model, tokens, start - 1) for opened in (reference, other))
+        variations += ((p - q).abs().sum(-1) / 2).tolist()
+        same += (p.argmax(-1) == q.argmax(-1)).tolist()
+        tell(n + 1)
+    return Distance(
+        EMBEDDED,
+        other.precision,
+        float(np.mean(variations)),
+        float(np.quantile(variations, 0.9)),
+        max(variations),
+        float(np.mean(same)),
+        len(same),
+        machine.device_name(other.device),
+        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _probabilities(model: CausalModel, tokens: list[int], start: int) -> torch.Tensor:
+    """p [len(tokens) - start, V] after each token from `start` on, by passes of the widths that decoding has."""
+    cache = model.new_cache()
+    cache.add(0, len(tokens))
+    if start:
+        model.forward(cache, [0], [tokens[:start]], logits=False)
+    logits = [
+        model.forward(cache, [0], [tokens[i : i + POSITIONS]]).logits[0] for i in range(start, len(tokens), POSITIONS)
+    ]
+    return torch.softmax(torch.cat(logits).double(), -1)
