@@ -31,24 +31,29 @@ class Blocks:
     before: torch.Tensor
     """[B, A, S] token ids just before those"""
     valid: torch.Tensor
-    """[B, A, S] bool: the label lies inside the conversation"""
+    """[B, A, S] bool: the label and all before it belong to the answer in which the anchor's next token is"""
 
 
 def draw_blocks(batch: Batch, anchors: int, slots: int, generator: torch.Generator) -> Blocks:
-    """Random anchors from the answers (the last prompt token is the first possible one)."""
-    first = batch.answer_starts - 1
-    span = (batch.lengths - 1 - first).clamp(min=1)
-    u = torch.rand(len(first), anchors, generator=generator)
-    return blocks_at(batch, first[:, None] + (u * span[:, None]).long(), slots)
+    """Random anchors just before answer tokens (the last prompt token is the first possible one)."""
+    running = batch.before_answer.long().cumsum(1)
+    u = torch.rand(len(running), anchors, generator=generator)
+    place = (u * running[:, -1:]).long()
+    return blocks_at(batch, torch.searchsorted(running, place + 1), slots)
 
 
 def blocks_at(batch: Batch, at: torch.Tensor, slots: int) -> Blocks:
     """The blocks of given anchors [B, A]."""
     where = at[..., None] + torch.arange(1, slots + 1)
-    valid = where < batch.lengths[:, None, None]
+    inside = where < batch.lengths[:, None, None]
     where = where.clamp(max=batch.tokens.shape[1] - 1)
-    take = lambda index: torch.gather(batch.tokens, 1, index.flatten(1)).view(index.shape)  # noqa: E731
-    return Blocks(at, take(where), take(where - 1), take((where - 2).clamp(min=0)), valid)
+
+    def take(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.gather(values, 1, index.flatten(1)).view(index.shape)
+
+    valid = (inside & take(batch.is_answer, where)).cumprod(-1).bool()
+    labels, previous, before = (take(batch.tokens, (where - back).clamp(min=0)) for back in range(3))
+    return Blocks(at, labels, previous, before, valid)
 
 
 def block_states(

@@ -60,7 +60,7 @@ def causal_loss(
     """The loss over all positions but the template's first `skip`, and the answers' mean overlap."""
     place = torch.arange(batch.tokens.shape[1])
     inside = (place < batch.lengths[:, None] - 1) & (place >= skip)
-    answer = place >= batch.answer_starts[:, None] - 1
+    answer = batch.before_answer
     with autocast():
         hidden = net(parts.embedding[batch.tokens])[inside]
         logits = functional.linear(hidden, head)

@@ -101,7 +101,7 @@ def start_inputs(
         seen = batch.taps[..., layer_input, :]
         both = torch.cat([_normed(embedding[batch.tokens[:, 1:]]), states[:, :-1]], dim=-1)  # of anchors 1, 2, ...
         place = torch.arange(1, batch.tokens.shape[1])
-        fine = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
+        fine = batch.before_answer[:, 1:]
         goal = seen[:, 1:][fine].float()
         first.add(both[fine], _normed(goal))
         scales.append(goal.pow(2).mean(-1).sqrt())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
@@ -43,18 +44,24 @@ def compute(
         j = i + 1
         while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
             j += 1
-        cache, rows = target.new_cache(), list(range(j - i))
-        texts = [corpus.conversation(n).tolist() for n in range(i, j)]
-        for row, text in zip(rows, texts):
-            cache.add(row, len(text))
-        out = target.forward(cache, rows, texts, taps, logits=False)
-        store[bounds[i] : bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
+        found = forward_taps(target, [corpus.conversation(n).tolist() for n in range(i, j)])
+        store[bounds[i] : bounds[j]] = torch.cat(found).to(torch.float16).numpy()
         i = j
         if progress:
             progress(bounds[i] / bounds[-1])
     store.flush()
     corpus.save(path.with_name(path.name + ".npz"))
     os.replace(temporary, path.with_name(path.name + ".taps.npy"))
+
+
+def forward_taps(target: CausalModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The target's outputs in `stored_layers` for whole texts: [tokens, layers, D] each, on the CPU."""
+    cache, rows = target.new_cache(), list(range(len(texts)))
+    for row, text in zip(rows, texts):
+        cache.add(row, len(text))
+    taps = stored_layers(target.layers)
+    out = target.forward(cache, rows, texts, taps, logits=False)
+    return [found.view(len(text), len(taps), -1).cpu() for found, text in zip(out.taps, texts)]
 
 
 @dataclass(frozen=True)
@@ -65,19 +72,28 @@ class Batch:
     """[B, T] int64, 0 past the end"""
     lengths: torch.Tensor
     """[B]"""
-    answer_starts: torch.Tensor
-    """[B]"""
+    is_answer: torch.Tensor
+    """[B, T] bool: tokens that the target wrote as answers"""
     taps: torch.Tensor
-    """[B, T, layers, D] float16, the last one being the target's last layer; meaningless at the last token"""
+    """[B, T, layers, D], the last one being the target's last layer; zero past the end"""
+
+    @property
+    def before_answer(self) -> torch.Tensor:
+        """[B, T] bool: positions whose next token is of an answer"""
+        return functional.pad(self.is_answer[:, 1:], (0, 1))
 
 
 class TapStore:
-    """The shards of a folder: which conversations they hold, and their tokens and taps on demand."""
+    """The shards of a folder: which conversations they have, and their tokens and taps on demand.
 
-    def __init__(self, folder: Path):
-        """Raises SpecVizError if there is no shard in the folder."""
-        self.folder = Path(folder)
-        self.shards: list[tuple[Corpus, np.ndarray]] = []
+    Taps are read from the files that `compute` wrote, or computed when they are asked for: 10 million tokens of taps
+    take 70 GB, and computing them once costs less than a tenth of a training step on them.
+    """
+
+    def __init__(self, folder: Path, target: CausalModel | None = None):
+        """target: computes the taps; None: they are read. Raises SpecVizError if there is no shard in the folder."""
+        self.folder, self._target = Path(folder), target
+        self.shards: list[tuple[Corpus, np.ndarray | None]] = []
         self.index: list[tuple[int, int]] = []
         """(shard, conversation)"""
         self._known: set[str] = set()
@@ -87,50 +103,63 @@ class TapStore:
 
     def refresh(self) -> int:
         """Take in shards that were written since; returns how many."""
-        new = sorted(
-            p
-            for p in self.folder.glob("*.npz")
-            if p.stem not in self._known and ".part" not in p.name and p.with_name(p.stem + ".taps.npy").exists()
-        )
+        new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known and ".part" not in p.name)
+        if self._target is None:
+            new = [p for p in new if p.with_name(p.stem + ".taps.npy").exists()]
         for path in new:
             self._known.add(path.stem)
             corpus = Corpus.load(path)
-            taps = np.load(path.with_name(path.stem + ".taps.npy"), mmap_mode="r")
+            file = path.with_name(path.stem + ".taps.npy")
             self.index += [(len(self.shards), i) for i in range(len(corpus))]
-            self.shards.append((corpus, taps))
+            self.shards.append((corpus, None if self._target else np.load(file, mmap_mode="r")))
         return len(new)
 
     def split(self) -> tuple[list[int], list[int]]:
         """Indices for training and, by the hash of the prompt, about one in twenty held out."""
-        train, held = [], []
+        train, held_out = [], []
         for n, (shard, i) in enumerate(self.index):
-            (held if self.shards[shard][0].held_out(i) else train).append(n)
-        return train, held
+            (held_out if self.shards[shard][0].held_out(i) else train).append(n)
+        return train, held_out
+
+    def length(self, n: int) -> int:
+        """Tokens of a conversation."""
+        corpus, i = self._at(n)
+        return int(corpus.length[i])
 
     def temperature(self, n: int) -> float:
-        shard, i = self.index[n]
-        return float(self.shards[shard][0].temperature[i])
+        corpus, i = self._at(n)
+        return float(corpus.temperature[i])
 
     def answer_tokens(self, chosen: Sequence[int]) -> int:
-        total = 0
-        for n in chosen:
-            corpus, i = self.shards[self.index[n][0]][0], self.index[n][1]
-            total += int(corpus.length[i]) - int(corpus.answer_start[i])
-        return total
+        places = [self._at(n) for n in chosen]
+        return sum(int(corpus.answers[corpus.bounds[i] : corpus.bounds[i + 1]].sum()) for corpus, i in places)
 
     def batch(self, chosen: Sequence[int]) -> Batch:
         """The conversations with these indices."""
-        parts = []
+        parts = [(corpus, slice(corpus.bounds[i], corpus.bounds[i + 1])) for corpus, i in map(self._at, chosen)]
+        texts = [corpus.token_ids[at].astype(np.int64) for corpus, at in parts]
+        shape = len(texts), max(map(len, texts))
+        tokens, is_answer = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        features, taps = self._taps(chosen, texts), None
+        for row, (text, found, (corpus, at)) in enumerate(zip(texts, features, parts)):
+            if taps is None:
+                taps = torch.zeros(*shape, *found.shape[1:], dtype=found.dtype)
+            tokens[row, : len(text)] = torch.from_numpy(text)
+            is_answer[row, : len(text)] = torch.from_numpy(corpus.answers[at])
+            taps[row, : len(text)] = found
+        return Batch(tokens, torch.tensor([len(t) for t in texts]), is_answer, taps)
+
+    def _at(self, n: int) -> tuple[Corpus, int]:
+        shard, i = self.index[n]
+        return self.shards[shard][0], i
+
+    def _taps(self, chosen: Sequence[int], texts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """[tokens, layers, D] of each conversation."""
+        if self._target is not None:
+            return forward_taps(self._target, [text.tolist() for text in texts])
+        found = []
         for n in chosen:
             shard, i = self.index[n]
             corpus, taps = self.shards[shard]
-            a, b = corpus.bounds[i], corpus.bounds[i + 1]
-            parts.append((corpus.token_ids[a:b], taps[a:b], int(corpus.answer_start[i])))
-        longest = max(len(t) for t, _, _ in parts)
-        tokens = torch.zeros(len(parts), longest, dtype=torch.long)
-        taps = torch.zeros(len(parts), longest, *parts[0][1].shape[1:], dtype=torch.float16)
-        for row, (ids, features, _) in enumerate(parts):
-            tokens[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-            taps[row, : len(ids)] = torch.from_numpy(np.array(features))
-        lengths = torch.tensor([len(t) for t, _, _ in parts])
-        return Batch(tokens, lengths, torch.tensor([s for _, _, s in parts]), taps)
+            found.append(torch.from_numpy(np.array(taps[corpus.bounds[i] : corpus.bounds[i + 1]])))
+        return found

@@ -1,39 +1,46 @@
-"""Conversations as people begin and continue them, composed from word lists: the prompts of the drafters' corpus.
+"""Prompts as people write them: whole conversations, composed at random from word lists. Knows no tokenizer or model.
 
 Kinds: short questions, longer requests, code, edits of a text, tables, maths, chat, other languages, and turns that the
-target writes itself. Many are written carelessly: lower case, misspelt, without punctuation. A third have more than one
-user turn, a fifth a system prompt of their own. Everything is a function of a random generator: a seed gives the same
-prompts on every machine. Knows no tokenizer and no model.
+target writes itself. Half are written carelessly: in lower case, misspelt, without punctuation. A third have more than
+one user turn, a fifth a system prompt of their own. A conversation is a function of its random generator, so a seed
+gives the same prompts on every machine.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
+from numpy.random import Generator
 
-from specviz.training import code_samples, phrases, turns
+from specviz.paths import ASSETS
 
-PARTS: dict[str, tuple[str, ...]] = {
-    **turns.PARTS,
-    **phrases.PARTS,
-    "short": phrases.SHORT,
-    "longer": phrases.LONGER,
-    "clause_sentence": tuple(f"{c[0].upper()}{c[1:]}." for c in phrases.PARTS["clause"] if c[0] != "{"),
-}
-OWN = None
-"""In the place of a user turn: the target writes it."""
+FILE = ASSETS / "corpus" / "prompts.txt"
+"""The word lists and templates; written for this project."""
 SHARE_SYSTEM = 0.2
+"""Of conversations, with a system prompt other than the chat template's"""
 SHARE_OWN_FOLLOW_UP = 0.35
+"""Of the user turns after the first, written by the target"""
 TURNS = (0.62, 0.26, 0.12)
-"""Shares of conversations with one, two and three user turns."""
+"""Shares of conversations with one, two and three user turns"""
 TEMPERATURES = (0.0, 0.0, 0.0, 0.7, 0.8, 1.0)
+"""Of the answers, equally frequent"""
 LENGTHS = (64, 160, 256, 256, 320, 512)
-"""Most tokens of an answer"""
+"""Most tokens of an answer, equally frequent"""
 
 
 @dataclass(frozen=True)
+class UserTurn:
+    """What the user says: a text, or only its beginning."""
+
+    text: str = ""
+    by_target: bool = False
+    """The target continues the text until it ends the turn."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """A conversation before the target has written anything."""
 
@@ -41,136 +48,171 @@ class Plan:
     """Of KINDS"""
     system: str | None
     """None: the chat template's own"""
-    turns: tuple[str | None, ...]
-    """User turns; OWN: written by the target"""
+    turns: tuple[UserTurn, ...]
     temperature: float
     """Of the answers"""
     answer_tokens: int
     """Most tokens of each answer"""
 
 
-def plan(random: np.random.Generator) -> Plan:
-    """The next conversation."""
-    kind = str(random.choice(list(KINDS), p=_SHARES))
-    first = KINDS[kind][1](random)
+def plan(random: Generator) -> Plan:
+    """A random conversation."""
+    kind = str(random.choice(list(KINDS), p=[share for share, _ in KINDS.values()]))
     count = 1 + int(random.choice(len(TURNS), p=TURNS))
-    more = tuple(
-        OWN if random.random() < SHARE_OWN_FOLLOW_UP else _careless(random, fill(random, phrases.FOLLOW_UPS))
-        for _ in range(count - 1)
+    return Plan(
+        kind=kind,
+        turns=(KINDS[kind][1](random), *(_follow_up(random) for _ in range(count - 1))),
+        system=fill(random, "{system}") if random.random() < SHARE_SYSTEM else None,
+        temperature=float(random.choice(TEMPERATURES)),
+        answer_tokens=int(random.choice(LENGTHS)),
     )
-    system = fill(random, phrases.SYSTEMS) if random.random() < SHARE_SYSTEM else None
-    return Plan(kind, system, (first, *more), float(random.choice(TEMPERATURES)), int(random.choice(LENGTHS)))
 
 
-def fill(random: np.random.Generator, templates: tuple[str, ...]) -> str:
-    """One of the templates, each {name} in it replaced by a random entry of PARTS, as often as there are any."""
-    text = _pick(random, templates)
-    while "{" in text:
-        name = text[text.index("{") + 1 : text.index("}")]
-        text = text.replace("{" + name + "}", _pick(random, PARTS[name]), 1)
-    return text
+def fill(random: Generator, template: str) -> str:
+    """The template with each {name} replaced by a random entry of that list, until none is left."""
+    while "{" in template:
+        name = template[template.index("{") + 1 : template.index("}")]
+        template = template.replace("{" + name + "}", _pick(random, phrases()[name]), 1)
+    return template
 
 
-def paragraph(random: np.random.Generator, sentences: int) -> str:
-    """Unrelated plain sentences one after the other."""
+@functools.cache
+def phrases() -> dict[str, tuple[str, ...]]:
+    """The lists of FILE by name."""
+    lists: dict[str, list[str]] = {}
+    name = ""
+    for line in FILE.read_text(encoding="utf-8").splitlines():
+        if re.fullmatch(r"\[\w+\]", line):
+            name = line[1:-1]
+            lists[name] = []
+        elif name and line:
+            quoted = len(line) > 1 and line[0] == line[-1] == '"'
+            lists[name].append((line[1:-1] if quoted else line).replace("\\n", "\n").replace("\\\n", "\\n"))
+    return {name: tuple(entries) for name, entries in lists.items()}
+
+
+def paragraph(random: Generator, sentences: int) -> str:
+    """Plain sentences that have nothing to do with each other."""
     made = []
     for _ in range(sentences):
-        text = fill(random, phrases.PARTS["join"]) + fill(random, phrases.PARTS["clause"])
+        text = fill(random, "{join}{clause}")
         if random.random() < 0.3:
-            text += f", {_pick(random, ('and', 'but', 'so', 'while'))} " + fill(random, phrases.PARTS["clause"])
+            text += f", {_pick(random, ('and', 'but', 'so', 'while'))} " + fill(random, "{clause}")
         made.append(text[0].upper() + text[1:] + ".")
     return " ".join(made)
 
 
-def misspell(random: np.random.Generator, text: str, share: float = 0.12) -> str:
-    """The text with letters swapped, dropped, doubled or hit beside, in about this share of its longer words."""
+def misspell(random: Generator, text: str, share: float) -> str:
+    """The text with about this share of its words of four letters and more misspelt: two letters swapped, one left
+    out, doubled or replaced."""
     words = text.split(" ")
     for i, word in enumerate(words):
         if len(word) < 4 or not word.isalpha() or random.random() >= share:
             continue
         at = int(random.integers(1, len(word) - 1))
-        words[i] = (
-            word[:at] + word[at + 1] + word[at] + word[at + 2 :],
-            word[:at] + word[at + 1 :],
-            word[:at] + word[at] + word[at:],
-            word[:at] + "qwertyuiopasdfghjklzxcvbnm"[int(random.integers(26))] + word[at + 1 :],
-        )[int(random.integers(4))]
+        before, letter, after = word[:at], word[at], word[at + 1 :]
+        other = chr(ord("a") + int(random.integers(26)))
+        middle = (after[0] + letter + after[1:], after, letter + letter + after, other + after)
+        words[i] = before + _pick(random, middle)
     return " ".join(words)
 
 
-def _careless(random: np.random.Generator, text: str) -> str:
-    """As a hurried person would type it, in half of the cases."""
-    how = random.random()
-    if how < 0.5:
+def program(random: Generator) -> str:
+    """A small program with random names and numbers, one in seven with a mistake in it."""
+    a, b, c = (str(name) for name in random.choice(phrases()["variable"], 3, replace=False))
+    numbers = {"n": str(random.integers(2, 13)), "m": str(random.integers(10, 100))}
+    names = {"a": a, "b": b, "c": c, "f": _pick(random, phrases()["function"]), "C": a.capitalize(), **numbers}
+    text = re.sub(r"<([abcfCnm])>", lambda match: names[match[1]], _pick(random, phrases()["program"]))
+    if random.random() < 0.15:
+        old, new = (("return", "retrun"), ("(", ""), (":", ""), (a, b), ("==", "="))[int(random.integers(5))]
+        text = text.replace(old, new, 1)
+    return f"```\n{text}\n```" if random.random() < 0.3 else text
+
+
+def table(random: Generator) -> str:
+    """3 to 9 rows of a name and up to two numbers: CSV, a markdown table, JSON lines, a sentence or a list."""
+    names = phrases()["item" if random.random() < 0.5 else "first_name"]
+    rows = [
+        (_pick(random, names), int(random.integers(1, 200)), round(float(random.random()) * 50, 2))
+        for _ in range(int(random.integers(3, 10)))
+    ]
+    heads = [str(x) for x in random.choice(phrases()["field"], 3, replace=False)]
+    match int(random.integers(5)):
+        case 0:
+            return "\n".join([",".join(heads), *(f"{n},{i},{x}" for n, i, x in rows)])
+        case 1:
+            return "\n".join([f"| {' | '.join(heads)} |", "|---|---|---|", *(f"| {n} | {i} | {x} |" for n, i, x in rows)])
+        case 2:
+            return "\n".join(f'{{"{heads[0]}": "{n}", "{heads[1]}": {i}}}' for n, i, _ in rows)
+        case 3:
+            return ", ".join(n for n, _, _ in rows)
+        case _:
+            return "\n".join(f"- {n}: {i}" for n, i, _ in rows)
+
+
+def _careless(random: Generator, text: str) -> str:
+    """Half of the texts unchanged, the others as somebody in a hurry types them."""
+    chance = random.random()
+    if chance < 0.5:
         return text
-    if how < 0.68:
+    if chance < 0.68:
         return text.lower().rstrip(".?! ").replace("'", "" if random.random() < 0.5 else "'")
-    if how < 0.84:
+    if chance < 0.84:
         return misspell(random, text, 0.2)
-    if how < 0.92:
-        return _pick(random, phrases.BEGINNINGS) + text[:1].lower() + text[1:]
-    if how < 0.99:
-        return text.rstrip() + fill(random, phrases.ENDINGS)
+    if chance < 0.92:
+        return fill(random, "{beginning}") + text[:1].lower() + text[1:]
+    if chance < 0.99:
+        return text.rstrip() + fill(random, "{ending}")
     return text.upper()
 
 
-def _pick(random: np.random.Generator, choices: tuple[str, ...]) -> str:
+def _pick(random: Generator, choices: tuple[str, ...]) -> str:
     return choices[int(random.integers(len(choices)))]
 
 
-def _edit(random: np.random.Generator) -> str:
-    task, text = fill(random, phrases.EDITS), paragraph(random, int(random.integers(1, 9)))
+def _follow_up(random: Generator) -> UserTurn:
+    by_target = random.random() < SHARE_OWN_FOLLOW_UP
+    return UserTurn(by_target=True) if by_target else UserTurn(_careless(random, fill(random, "{follow_up}")))
+
+
+def _edit(random: Generator) -> UserTurn:
+    text = paragraph(random, int(random.integers(1, 9)))
     if random.random() < 0.35:
         text = misspell(random, text, 0.25)
-    return _around(random, _careless(random, task), text)
+    return _beside(random, "{edit}", text)
 
 
-def _code(random: np.random.Generator) -> str:
+def _code(random: Generator) -> UserTurn:
     if random.random() < 0.35:
-        return _careless(
-            random,
-            fill(
-                random,
-                (
-                    "Write a {language} function that {task}.",
-                    "{language} code that {task}",
-                    "Write a {language} program that {task}. Add comments.",
-                ),
-            ),
-        )
-    return _around(random, _careless(random, fill(random, code_samples.CODE_TASKS)), code_samples.program(random))
+        return UserTurn(_careless(random, fill(random, "{code_request}")))
+    return _beside(random, "{code_task}", program(random))
 
 
-def _data(random: np.random.Generator) -> str:
-    names = phrases.PARTS["item"] if random.random() < 0.5 else phrases.PARTS["first_name"]
-    return _around(
-        random,
-        _careless(random, fill(random, phrases.DATA_TASKS)),
-        code_samples.table(random, phrases.PARTS["field"], names),
-    )
+def _beside(random: Generator, task: str, text: str) -> UserTurn:
+    """A task about a text: before it in four of five cases, otherwise behind it."""
+    words, gap = _careless(random, fill(random, task)), _pick(random, ("\n\n", "\n\n", "\n", " "))
+    return UserTurn(text + gap + words if random.random() < 0.2 else words + gap + text)
 
 
-def _around(random: np.random.Generator, task: str, text: str) -> str:
-    """The task before the text, or now and then behind it."""
-    gap = _pick(random, ("\n\n", "\n\n", "\n", " "))
-    return text + gap + task if random.random() < 0.2 else task + gap + text
+def _of_target(random: Generator) -> UserTurn:
+    """Magpie (arXiv 2406.08464): the target writes the user's turn; a third of them from a given beginning."""
+    return UserTurn(fill(random, "{turn_start}") if random.random() < 0.33 else "", by_target=True)
 
 
-def _of(*templates: str) -> Callable[[np.random.Generator], str]:
-    return lambda random: _careless(random, fill(random, templates))
+def _of(name: str) -> Callable[[Generator], UserTurn]:
+    return lambda random: UserTurn(_careless(random, fill(random, name)))
 
 
-KINDS: dict[str, tuple[float, Callable[[np.random.Generator], str | None]]] = {
-    "short": (0.17, _of(*phrases.SHORT)),
-    "longer": (0.12, _of(*phrases.LONGER)),
-    "request": (0.15, _of(*turns.FRAMES)),
+KINDS: dict[str, tuple[float, Callable[[Generator], UserTurn]]] = {
+    "short": (0.15, _of("{short}")),
+    "longer": (0.13, _of("{longer}")),
+    "request": (0.12, _of("{request}")),
     "code": (0.12, _code),
     "edit": (0.12, _edit),
-    "data": (0.05, _data),
-    "maths": (0.07, _of(*phrases.MATHS)),
-    "chat": (0.06, _of(*phrases.CHAT)),
-    "foreign": (0.04, _of(*phrases.FOREIGN)),
-    "own": (0.10, lambda random: OWN),
+    "data": (0.05, lambda random: _beside(random, "{data_task}", table(random))),
+    "maths": (0.07, _of("{maths}")),
+    "chat": (0.05, _of("{chat}")),
+    "foreign": (0.04, _of("{foreign}")),
+    "by target": (0.15, _of_target),
 }
-"""Share and maker of the first user turn."""
-_SHARES = [share for share, _ in KINDS.values()]
+"""Share and maker of the first user turn, by kind."""

@@ -291,8 +291,7 @@ def coverage(s: Setting, limit: int = 24) -> float:
     """The share of the target's own probability that lies on the draft vocabulary, on held-out answers."""
     found = []
     for batch in _batches(s.store, s.judging[:limit], rows=2):
-        place = torch.arange(batch.tokens.shape[1])
-        chosen = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
+        chosen = batch.before_answer
         logits = functional.linear(s.parts.states(batch.taps[:, :, -1][chosen][::4]), s.parts.head)
         found.append(torch.softmax(logits, -1)[:, s.draft_ids].sum(-1))
     return round(float(torch.cat(found).mean()), 4)

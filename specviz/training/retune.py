@@ -278,14 +278,7 @@ def _tokens(tokenizer, text: str) -> list[int]:
 
 
 def _old_domain() -> Corpus:
-    chosen = judging()[:OLD_DOMAIN]
-    return Corpus(
-        np.concatenate([p.conversation(i) for p, i in chosen]),
-        *(
-            np.array([getattr(p, name)[i] for p, i in chosen])
-            for name in ("length", "answer_start", "temperature", "topic")
-        ),
-    )
+    return Corpus.of(judging()[:OLD_DOMAIN])
 
 
 def _moved(made: Path, folder: Path) -> Path:
