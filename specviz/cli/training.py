@@ -25,10 +25,11 @@ def add_parsers(subparsers) -> None:
     trains = train.add_subparsers(title="commands", metavar="COMMAND", required=True)
     corpus = trains.add_parser(
         "corpus",
-        help="let the target write conversations, and store its taps",
+        help="let the target write conversations",
         description=(
-            "Shards go to FOLDER and are continued on the next call. With --import the token ids of an existing corpus "
-            "are used (the shipped one lies in assets/corpus) and only the taps are computed."
+            "The target answers prompts as people write them. Shards go to FOLDER; a shard is a function of the seed "
+            "and its number, and an interrupted call is continued by the next one. With --import an existing corpus is "
+            "copied to FOLDER instead."
         ),
     )
     corpus.add_argument("folder", metavar="FOLDER")
@@ -40,9 +41,7 @@ def add_parsers(subparsers) -> None:
         "--rows", type=int, default=64, metavar="N", help="conversations at a time (default: %(default)s)"
     )
     corpus.add_argument("--seed", type=int, default=0, metavar="N")
-    corpus.add_argument(
-        "--import", dest="source", metavar="FILE", help="a corpus file (.npz) to take the token ids from"
-    )
+    corpus.add_argument("--import", dest="source", metavar="FILE", help="a corpus file (.npz) to copy")
     corpus.set_defaults(handler=corpus_command)
     drafter = trains.add_parser("drafter", help="train a drafter on the shards of a folder")
     drafter.add_argument("kind", choices=("autoregressive", "hybrid"), help="hybrid also gives the parallel drafter")
@@ -93,40 +92,33 @@ def _told():
 
 
 def corpus_command(arguments: argparse.Namespace) -> int:
-    """Write shards of token ids, then the taps that are missing."""
+    """Write shards of conversations, or import one."""
     if arguments.tokens < 1 or not 1 <= arguments.rows <= 512:
         raise SettingsError("--tokens must be at least 1 and --rows from 1 to 512.")
     from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
-    from specviz.training import features, synthesis
+    from specviz.training import synthesis
     from specviz.training.corpus import Corpus
 
-    folder, tell = Path(arguments.folder), _told()
+    folder, show = Path(arguments.folder), _told()
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = load_target(arguments.pair, "cpu", "auto")
     if arguments.source:
-        Corpus.load(Path(arguments.source)).save(folder / f"{Path(arguments.source).stem}.npz")
-    else:
-        seed = [arguments.seed, len(list(folder.glob("*.npz")))]
-        made = synthesis.Synthesis(loaded.module, loaded.tokenizer, arguments.rows, seed=seed)
+        corpus = Corpus.load(Path(arguments.source))
+        corpus.save(folder / f"{Path(arguments.source).stem}.npz")
+        print(f"{corpus.answer_tokens} answer tokens in {folder}.")
+        return 0
+    loaded = load_target(arguments.pair, "cpu", "auto")
+    made = synthesis.Synthesis(CausalModel(loaded.module), loaded.tokenizer, arguments.rows, arguments.seed)
 
-        def progress(tokens: int, tally: synthesis.Tally) -> None:
-            tell(
-                f"{tokens} answer tokens; in this shard {tally.answer_tokens / tally.seconds:.0f} a second and "
-                f"{tally.looped} loops dropped"
-            )
+    def progress(tokens: int, counts: synthesis.Counts) -> None:
+        show(
+            f"{tokens} answer tokens; {counts.answer_tokens / counts.seconds:.0f} a second; of {counts.kept} "
+            f"conversations {counts.looped} cut before a loop; dropped: {counts.short} too short, {counts.bad_turn} "
+            "with a bad user turn"
+        )
 
-        total = synthesis.write_shards(made, folder, arguments.tokens, progress=progress)
-        print(f"{total} answer tokens in {folder}.")
-    target = CausalModel(loaded.module)
-    for path in sorted(folder.glob("*.npz")):
-        if not path.with_name(path.stem + ".taps.npy").exists():
-            features.compute(
-                target,
-                Corpus.load(path),
-                path.with_name(path.stem),
-                lambda share, name=path.stem: tell(f"taps of {name}: {share:.0%}"),
-            )
+    total = synthesis.write_shards(made, folder, arguments.tokens, progress=progress)
+    print(f"{total} answer tokens in {folder}.")
     return 0
 
 

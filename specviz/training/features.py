@@ -86,12 +86,12 @@ class Batch:
 class TapStore:
     """The shards of a folder: which conversations they have, and their tokens and taps on demand.
 
-    Taps are read from the files that `compute` wrote, or computed when they are asked for: 10 million tokens of taps
-    take 70 GB, and computing them once costs less than a tenth of a training step on them.
+    Taps are read from the files that `compute` wrote; where there are none they are computed on demand: those of 10
+    million tokens take 70 GB.
     """
 
     def __init__(self, folder: Path, target: CausalModel | None = None):
-        """target: computes the taps; None: they are read. Raises SpecVizError if there is no shard in the folder."""
+        """target: computes missing taps; None: shards without are left out. Raises SpecVizError if no shard is left."""
         self.folder, self._target = Path(folder), target
         self.shards: list[tuple[Corpus, np.ndarray | None]] = []
         self.index: list[tuple[int, int]] = []
@@ -104,14 +104,14 @@ class TapStore:
     def refresh(self) -> int:
         """Take in shards that were written since; returns how many."""
         new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known and ".part" not in p.name)
-        if self._target is None:
-            new = [p for p in new if p.with_name(p.stem + ".taps.npy").exists()]
-        for path in new:
+        files = {path: path.with_name(path.stem + ".taps.npy") for path in new}
+        for path, file in files.items():
+            if not file.exists() and self._target is None:
+                continue
             self._known.add(path.stem)
             corpus = Corpus.load(path)
-            file = path.with_name(path.stem + ".taps.npy")
             self.index += [(len(self.shards), i) for i in range(len(corpus))]
-            self.shards.append((corpus, None if self._target else np.load(file, mmap_mode="r")))
+            self.shards.append((corpus, np.load(file, mmap_mode="r") if file.exists() else None))
         return len(new)
 
     def split(self) -> tuple[list[int], list[int]]:
@@ -155,11 +155,12 @@ class TapStore:
 
     def _taps(self, chosen: Sequence[int], texts: Sequence[np.ndarray]) -> list[torch.Tensor]:
         """[tokens, layers, D] of each conversation."""
-        if self._target is not None:
-            return forward_taps(self._target, [text.tolist() for text in texts])
-        found = []
+        stored: list[torch.Tensor | None] = []
         for n in chosen:
             shard, i = self.index[n]
             corpus, taps = self.shards[shard]
-            found.append(torch.from_numpy(np.array(taps[corpus.bounds[i] : corpus.bounds[i + 1]])))
-        return found
+            at = slice(corpus.bounds[i], corpus.bounds[i + 1])
+            stored.append(None if taps is None else torch.from_numpy(np.array(taps[at])))
+        missing = [text.tolist() for text, taps in zip(texts, stored) if taps is None]
+        computed = iter(forward_taps(self._target, missing) if missing else ())
+        return [(next(computed) if taps is None else taps).half() for taps in stored]

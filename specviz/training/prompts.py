@@ -141,7 +141,8 @@ def table(random: Generator) -> str:
         case 0:
             return "\n".join([",".join(heads), *(f"{n},{i},{x}" for n, i, x in rows)])
         case 1:
-            return "\n".join([f"| {' | '.join(heads)} |", "|---|---|---|", *(f"| {n} | {i} | {x} |" for n, i, x in rows)])
+            lines = [f"| {' | '.join(heads)} |", "|---|---|---|"]
+            return "\n".join([*lines, *(f"| {n} | {i} | {x} |" for n, i, x in rows)])
         case 2:
             return "\n".join(f'{{"{heads[0]}": "{n}", "{heads[1]}": {i}}}' for n, i, _ in rows)
         case 3:

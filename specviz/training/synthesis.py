@@ -22,9 +22,9 @@ from specviz.models.causal import CausalModel
 from specviz.training.corpus import Corpus, distinct4
 from specviz.training.prompts import KINDS, Plan, plan
 
-CAPACITY = 2048
+CAPACITY = 1024
 """Most tokens of a conversation"""
-PER_SHARD = 256
+PER_SHARD = 128
 """Conversations of a shard, dropped ones included"""
 SHORTEST_ANSWERS = 4
 """Conversations with fewer answer tokens are dropped."""
@@ -242,7 +242,7 @@ def draw(logits: torch.Tensor, conversations: Sequence[Conversation]) -> list[in
             drawn[i] = place
     users = [i for i, c in enumerate(conversations) if not c.answering]
     if users:
-        values, ids = logits[users].topk(min(TURN_CANDIDATES, logits.shape[-1]), -1)
+        ids = logits[users].topk(min(TURN_CANDIDATES, logits.shape[-1]), -1).indices
         probs = torch.softmax(logits[users], -1).gather(1, ids)
         running = torch.where(probs.cumsum(-1) - probs < TURN_TOP_P, probs, 0.0).cumsum(-1)
         for row, (i, place) in enumerate(zip(users, _places(running, [conversations[i] for i in users]))):
@@ -253,7 +253,8 @@ def draw(logits: torch.Tensor, conversations: Sequence[Conversation]) -> list[in
 def _places(running: torch.Tensor, conversations: Sequence[Conversation]) -> list[int]:
     """Inverse CDF: where each row of running sums [R, N] exceeds a uniform number of its conversation."""
     uniform = torch.tensor([c.random.random() for c in conversations], dtype=running.dtype)[:, None]
-    return torch.searchsorted(running, uniform * running[:, -1:], right=True)[:, 0].clamp(max=running.shape[1] - 1).tolist()
+    places = torch.searchsorted(running, uniform * running[:, -1:], right=True)[:, 0]
+    return places.clamp(max=running.shape[1] - 1).tolist()
 
 
 def write_shards(
@@ -275,7 +276,7 @@ def write_shards(
     missing = (shard for shard in itertools.count() if shard not in known)
     numbers = (n for shard in missing for n in range(shard * per_shard, (shard + 1) * per_shard))
     unfinished: dict[int, list[Conversation]] = {}
-    for made in synthesis.run(numbers, lambda: stop() or total >= answer_tokens):
+    for made in synthesis.run(numbers, stop):
         shard = made.number // per_shard
         unfinished.setdefault(shard, []).append(made)
         if len(unfinished[shard]) == per_shard:
@@ -286,6 +287,8 @@ def write_shards(
             total += corpus.answer_tokens
             if progress:
                 progress(total, synthesis.counts)
+            if total >= answer_tokens:
+                break
     return total
 
 
