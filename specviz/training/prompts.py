@@ -12,6 +12,7 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from numpy.random import Generator
 
@@ -19,6 +20,7 @@ from specviz.paths import ASSETS
 
 FILE = ASSETS / "corpus" / "prompts.txt"
 """The word lists and templates; written for this project."""
+VALIDATION_FILE = ASSETS / "validation" / "prompts.txt"
 SHARE_SYSTEM = 0.2
 """Of conversations, with a system prompt other than the chat template's"""
 SHARE_OWN_FOLLOW_UP = 0.35
@@ -79,9 +81,21 @@ def fill(random: Generator, template: str) -> str:
 @functools.cache
 def phrases() -> dict[str, tuple[str, ...]]:
     """The lists of FILE by name."""
+    return read_lists(FILE)
+
+
+@functools.cache
+def validation() -> dict[str, tuple[str, ...]]:
+    """Prompts by kind that nothing is trained or fitted on: drafters are measured on them."""
+    return read_lists(VALIDATION_FILE)
+
+
+def read_lists(file: Path) -> dict[str, tuple[str, ...]]:
+    """Lists of texts by name: [name] begins one, a line is an entry. Lines before the first list are comments. In an
+    entry \\n is a line break and \\\\n a backslash and n; quotes around an entry keep its blanks."""
     lists: dict[str, list[str]] = {}
     name = ""
-    for line in FILE.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         if re.fullmatch(r"\[\w+\]", line):
             name = line[1:-1]
             lists[name] = []
