@@ -41,6 +41,12 @@ def add_parsers(subparsers) -> None:
         "--rows", type=int, default=64, metavar="N", help="conversations at a time (default: %(default)s)"
     )
     corpus.add_argument("--seed", type=int, default=0, metavar="N")
+    corpus.add_argument(
+        "--share",
+        default="1/1",
+        metavar="I/N",
+        help="write every N-th shard only, so that N processes can work on one folder (default: %(default)s)",
+    )
     corpus.add_argument("--import", dest="source", metavar="FILE", help="a corpus file (.npz) to copy")
     corpus.set_defaults(handler=corpus_command)
     drafter = trains.add_parser("drafter", help="train a drafter on the shards of a folder")
@@ -95,6 +101,7 @@ def corpus_command(arguments: argparse.Namespace) -> int:
     """Write shards of conversations, or import one."""
     if arguments.tokens < 1 or not 1 <= arguments.rows <= 512:
         raise SettingsError("--tokens must be at least 1 and --rows from 1 to 512.")
+    share = _share(arguments.share)
     from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
     from specviz.training import synthesis
@@ -117,9 +124,21 @@ def corpus_command(arguments: argparse.Namespace) -> int:
             "with a bad user turn"
         )
 
-    total = synthesis.write_shards(made, folder, arguments.tokens, progress=progress)
+    total = synthesis.write_shards(made, folder, arguments.tokens, share=share, progress=progress)
     print(f"{total} answer tokens in {folder}.")
     return 0
+
+
+def _share(text: str) -> tuple[int, int]:
+    """1/3 -> (0, 3). Raises SettingsError."""
+    parts = text.split("/")
+    if (
+        len(parts) != 2
+        or not all(p.isdecimal() and len(p) < 4 for p in parts)
+        or not 1 <= int(parts[0]) <= int(parts[1])
+    ):
+        raise SettingsError(f"--share must be like 1/2, the first of two processes, not {text[:20]!r}.")
+    return int(parts[0]) - 1, int(parts[1])
 
 
 def drafter_command(arguments: argparse.Namespace) -> int:

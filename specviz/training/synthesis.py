@@ -262,34 +262,50 @@ def write_shards(
     folder: Path,
     answer_tokens: int,
     per_shard: int = PER_SHARD,
+    share: tuple[int, int] = (0, 1),
     progress: Callable[[int, Counts], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Write shards until the folder has this many answer tokens; returns how many it has. Shard s is the file
-    s00012.npz with the kept conversations number s * per_shard to (s + 1) * per_shard - 1; those that exist are not
-    written again, and an unfinished one is begun again by the next call."""
+    """Write shards until the folder has this many answer tokens; returns how many it has.
+
+    Shard s is the file s00012.npz with the kept conversations number s * per_shard to (s + 1) * per_shard - 1. Those
+    that exist are not written again, and an unfinished one is begun again by the next call. share (i, n): only shards
+    with s % n = i, so that n processes can work on one folder.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    known = {int(path.stem[1:]): path for path in folder.glob("s[0-9]*.npz")}
-    total = sum(Corpus.load(path).answer_tokens for path in known.values())
-    if total >= answer_tokens:
+    known: dict[str, int] = {}
+    if (total := _answer_tokens(folder, known)) >= answer_tokens:
         return total
-    missing = (shard for shard in itertools.count() if shard not in known)
+    missing = (shard for shard in itertools.count(share[0], share[1]) if _name(shard) not in known)
     numbers = (n for shard in missing for n in range(shard * per_shard, (shard + 1) * per_shard))
     unfinished: dict[int, list[Conversation]] = {}
     for made in synthesis.run(numbers, stop):
         shard = made.number // per_shard
         unfinished.setdefault(shard, []).append(made)
-        if len(unfinished[shard]) == per_shard:
-            corpus = _corpus(sorted(unfinished.pop(shard), key=lambda c: c.number), synthesis.dtype)
-            if corpus is None:
-                raise SpecVizError("No conversation of a whole shard could be used: is this target trained to chat?")
-            _save(corpus, folder / f"s{shard:05d}.npz")
-            total += corpus.answer_tokens
-            if progress:
-                progress(total, synthesis.counts)
-            if total >= answer_tokens:
-                break
+        if len(unfinished[shard]) < per_shard:
+            continue
+        corpus = _corpus(sorted(unfinished.pop(shard), key=lambda c: c.number), synthesis.dtype)
+        if corpus is None:
+            raise SpecVizError("No conversation of a whole shard could be used: is this target trained to chat?")
+        _save(corpus, folder / _name(shard))
+        total = _answer_tokens(folder, known)
+        if progress:
+            progress(total, synthesis.counts)
+        if total >= answer_tokens:
+            break
     return total
+
+
+def _name(shard: int) -> str:
+    return f"s{shard:05d}.npz"
+
+
+def _answer_tokens(folder: Path, known: dict[str, int]) -> int:
+    """Of all shards in a folder; those not yet in `known` are read and added to it."""
+    for path in folder.glob("s[0-9]*.npz"):
+        if path.name not in known:
+            known[path.name] = Corpus.load(path).answer_tokens
+    return sum(known.values())
 
 
 def _corpus(conversations: Sequence[Conversation], dtype) -> Corpus | None:

@@ -21,6 +21,8 @@ def parsed(*words):
     [
         ("train", "corpus", "x", "--tokens", "0"),
         ("train", "corpus", "x", "--rows", "9999"),
+        ("train", "corpus", "x", "--share", "3/2"),
+        ("train", "corpus", "x", "--share", "half"),
         ("train", "drafter", "hybrid", "x", "y", "--minutes", "0"),
         ("train", "drafter", "hybrid", "x", "y", "--learning-rate", "2"),
         ("drafters", "eval", "--k", "0"),

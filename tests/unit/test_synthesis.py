@@ -132,6 +132,18 @@ def test_shards_are_continued_and_made_again_alike(tmp_path, monkeypatch):
     assert np.array_equal(Corpus.load(files[0]).token_ids, np.load(_file(kept[files[0].name], tmp_path))["token_ids"])
 
 
+def test_two_processes_share_a_folder(tmp_path, monkeypatch):
+    for part in range(2):
+        writer = made(monkeypatch, PLANS, rows=5)
+        synthesis.write_shards(writer, tmp_path / "two", 60 + 60 * part, per_shard=4, share=(part, 2))
+    numbers = {int(p.stem[1:]) for p in (tmp_path / "two").glob("*.npz")}
+    assert {n % 2 for n in numbers} == {0, 1}
+    synthesis.write_shards(made(monkeypatch, PLANS), tmp_path / "one", 400, per_shard=4)
+    for path in (tmp_path / "two").glob("*.npz"):
+        if (other := tmp_path / "one" / path.name).exists():
+            assert np.array_equal(Corpus.load(path).token_ids, Corpus.load(other).token_ids)
+
+
 def _file(content, folder):
     (folder / "old.npz").write_bytes(content)
     return folder / "old.npz"
