@@ -56,6 +56,7 @@ def add_parsers(subparsers) -> None:
     drafter.add_argument("--pair", default=EMBEDDED, metavar="P")
     drafter.add_argument("--minutes", type=float, default=30.0, metavar="M", help="(default: %(default)s)")
     drafter.add_argument("--learning-rate", type=float, default=2e-4, metavar="X", help="(default: %(default)s)")
+    drafter.add_argument("--from", dest="start", metavar="FOLDER", help="a trained hybrid drafter to begin with")
     drafter.set_defaults(handler=drafter_command)
 
     drafters = subparsers.add_parser("drafters", help="evaluate, test and export drafters")
@@ -149,20 +150,27 @@ def drafter_command(arguments: argparse.Namespace) -> int:
 
     from specviz.drafters import checkpoints
     from specviz.loader.load_model import load_target
+    from specviz.models.causal import CausalModel
     from specviz.training import recipes
     from specviz.training.block import BlockRecipe
     from specviz.training.causal import CausalRecipe
     from specviz.training.features import TapStore
 
     tell, to = _told(), Path(arguments.to)
-    s = recipes.setting(load_target(arguments.pair, "cpu", "fp32").module, TapStore(Path(arguments.folder)))
-    work = recipes.work_folder(to / "training", arguments.kind)
     block = arguments.kind == "hybrid"
-    net = recipes.block_net(s) if block else recipes.causal_net(s)
+    if arguments.start and not block:
+        raise SettingsError("--from is for hybrid drafters.")
+    begun = checkpoints.load_block_net(Path(arguments.start)).requires_grad_(True) if arguments.start else None
+    store = TapStore(Path(arguments.folder), CausalModel(load_target(arguments.pair, "cpu", "auto").module))
+    s = recipes.setting(
+        load_target(arguments.pair, "cpu", "fp32").module, store, None if begun is None else begun.draft_ids
+    )
+    work = recipes.work_folder(to / "training", arguments.kind)
+    net = begun or (recipes.block_net(s) if block else recipes.causal_net(s))
     begin = work / "start.pt"
     if begin.exists():
         net.load_state_dict(torch.load(begin, weights_only=True))
-    else:
+    elif begun is None:
         print(json.dumps((recipes.start_block if block else recipes.start_causal)(net, s)), file=sys.stderr)
         torch.save(net.state_dict(), begin)
     options = {

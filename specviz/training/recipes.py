@@ -17,7 +17,6 @@ from torch.nn import functional
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.training import block, causal, closed_form, loop, losses, target_parts
-from specviz.training.compute_type import autocast
 from specviz.training.corpus import Corpus
 from specviz.training.features import Batch, TapStore, stored_layers
 
@@ -45,6 +44,15 @@ class Setting:
     def judging(self) -> list[int]:
         """The other half: nothing was fitted to them."""
         return [n for n in self.held_out if not _calibrates(self.store, n)]
+
+    def conversations(self) -> list[int]:
+        """Those to train on; more where the corpus has grown."""
+        if self.store.refresh():
+            known = {*self.train, *self.held_out}
+            train, held_out = self.store.split()
+            self.train.extend(n for n in train if n not in known)
+            self.held_out.extend(n for n in held_out if n not in known)
+        return self.train
 
     @property
     def head(self) -> torch.Tensor:
@@ -138,11 +146,11 @@ def train_block(
     where, head = columns(net, s), s.head
 
     def step_loss(batch, step, generator):
-        slots = recipe.slots[step % len(recipe.slots)]
-        blocks = block.draw_blocks(batch, max(2, recipe.anchors // slots), slots, generator)
+        slots = recipe.block_lengths[step % len(recipe.block_lengths)]
+        blocks = block.draw_blocks(batch, max(2, recipe.slots_per_row // slots), slots, generator)
         return block.block_loss(net, s.parts, head, batch, blocks, where, recipe)
 
-    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, s.conversations, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()
@@ -176,18 +184,9 @@ def _confidence_examples(
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
     for batch in _batches(s.store, chosen):
         blocks = block.draw_blocks(batch, 8, slots, generator)
-        valid = blocks.valid
-        with autocast():
-            states = block.block_states(net, s.parts.embedding, batch, blocks, where)[valid]
-            previous = s.parts.embedding[blocks.previous[valid]]
-            refined = net.serial(states, previous, s.parts.embedding[blocks.before[valid]])
-            first = torch.arange(slots).expand_as(valid)[valid] == 0
-            refined = torch.where(first[:, None], states, refined)
-            raw = functional.linear(refined, head)
-        raw = raw.float()
-        p = block.block_targets(s.parts, head, batch, blocks, valid)
-        overlap = losses.survival_label(p, raw.softmax(-1))
-        yield refined.float(), previous, raw.amax(-1) - raw.logsumexp(-1), overlap, valid
+        found = block.slots_of(net, s.parts, batch, blocks, where)
+        _, overlap, log_peak = losses.distil([found.refined], found.targets, head, torch.zeros(1, len(found.index)))
+        yield found.refined.float(), found.previous, log_peak[0], overlap[0], blocks.valid
 
 
 def fit_confidence(
@@ -273,7 +272,7 @@ def train_causal(
     def step_loss(batch, step, generator):
         return causal.causal_loss(net, s.parts, head, batch, recipe)
 
-    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, s.conversations, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()

@@ -266,7 +266,7 @@ class Retune(Worker):
             self.alphas.append((at.step, at.alphas["hybrid"]))
 
         net.requires_grad_(True)
-        recipe = block.BlockRecipe(learning_rate=LEARNING_RATE, slots=(4, 8), anchors=64)
+        recipe = block.BlockRecipe(learning_rate=LEARNING_RATE, block_lengths=(4, 8), slots_per_row=64)
         try:
             return recipes.train_block(net, s, recipe, share, report=report, report_seconds=1.0)
         finally:

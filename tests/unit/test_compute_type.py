@@ -53,7 +53,9 @@ def test_every_product_of_training_is_made_in_the_chosen_type(dtype, tmp_path, m
     features.compute(CausalModel(stock), corpus(24), tmp_path / "s0")
     s = recipes.setting(stock, features.TapStore(tmp_path), DRAFT_IDS)
     with Products() as products:
-        recipes.train_block(block_net(), s, block.BlockRecipe(rows=2, slots=(4,), anchors=8), lambda at: at.step / 2)
+        recipes.train_block(
+            block_net(), s, block.BlockRecipe(rows=2, block_lengths=(4,), slots_per_row=8), lambda at: at.step / 2
+        )
         recipes.train_causal(recipes.causal_net(s, (0, 3)), s, causal.CausalRecipe(rows=2), lambda at: at.step / 2)
     assert dtype in products.seen
     if dtype == torch.float32:

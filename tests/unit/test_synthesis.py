@@ -208,7 +208,9 @@ def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
     assert 0 < recipes.coverage(s) < 1
     net = recipes.block_net(s, layers=1)
     recipes.start_block(net, s, limit=40)
-    done = recipes.train_block(net, s, block.BlockRecipe(slots=(4, 8), anchors=16), lambda at: at.step / 3)
+    done = recipes.train_block(
+        net, s, block.BlockRecipe(block_lengths=(4, 8), slots_per_row=16), lambda at: at.step / 3
+    )
     assert recipes.fit_confidence(net, s, limit=16, steps=5) > 0
     assert done.step == 3 and len(recipes.calibrate(net, s)) == net.config.block
     assert {len(v) for v in recipes.alpha_block(net, s).values()} == {8}
