@@ -205,7 +205,7 @@ class Bench:
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt, as the order would have them."""
-        room = prompting.room(self.target.model.config, self.order.settings.max_new_tokens)
+        room = self.target.model.prompt_room(self.order.settings.max_new_tokens)
         return tuple(prompting.encode(self.target.tokenizer, text, self.order.system, self.order.raw, room).ids)
 
     def check_stop(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,6 +11,7 @@ from specviz.drafters.base import Proposal, Request
 from specviz.drafters.draft_vocabulary import DraftVocabulary
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
+from specviz.sampling.distributions import OneHot
 from specviz.sampling.transfer import onto, places, read, starts_of
 from specviz.trace.records import MAX_K, Cost, Settings
 
@@ -37,6 +39,8 @@ class AutoregressiveDrafter:
             draft_ids = torch.arange(min(vocab_size, model.vocab_size))
         self.vocabulary = DraftVocabulary(draft_ids.to(model.device), vocab_size)
         self.name, self.label, self.graphs = name, label, model.graphs
+        self.max_positions = model.max_positions
+        """Tokens of a text that it can read; it drafts nothing beyond them. None: no limit is known."""
         self._cache = model.new_cache()
         self._texts: dict[int, list[int]] = {}
         """Committed tokens of each row, the anchor included. The cache holds the first of them and, past them all,
@@ -47,11 +51,35 @@ class AutoregressiveDrafter:
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._cache.add(row, capacity)
         self._texts[row] = list(prompt)
-        if len(prompt) > 1:
+        if 1 < len(prompt) <= self._limit:
             self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
 
-    @torch.inference_mode()
+    @property
+    def _limit(self) -> int:
+        return self.max_positions or 2**62
+
     def propose(self, requests: Sequence[Request]) -> Proposal:
+        """K drafts for each row, fewer or none where the drafter's own context ends."""
+        room = [min(r.k, self._limit - len(self._texts[r.row]) + 1) for r in requests]
+        drafted = [i for i, k in enumerate(room) if k > 0]
+        active = [replace(requests[i], k=room[i], uniforms=requests[i].uniforms[: room[i]]) for i in drafted]
+        self._drafts.clear()
+        if len(drafted) == len(requests):
+            return self._draft(active)
+        found = self._draft(active) if active else Proposal([], [], [], 0, Cost(0, 0))
+        where = {i: n for n, i in enumerate(drafted)}
+        none = torch.empty(0, dtype=torch.int64, device=self.model.device)
+        size = self.vocabulary.size
+        return Proposal(
+            [found.tokens[where[i]] if i in where else none for i in range(len(requests))],
+            [found.draft_probs[where[i]] if i in where else OneHot(none, size) for i in range(len(requests))],
+            [found.draft_logits[where[i]] if i in where else None for i in range(len(requests))],
+            found.draft_tokens,
+            found.cost,
+        )
+
+    @torch.inference_mode()
+    def _draft(self, requests: Sequence[Request]) -> Proposal:
         device = self.model.device
         drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.

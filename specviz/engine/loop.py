@@ -47,7 +47,7 @@ def check_prompts(target: CausalModel, prompts: Sequence[Sequence[int]], setting
         if len(prompt) > room:
             raise SettingsError(
                 f"The prompt has {len(prompt)} tokens; with {settings.max_new_tokens} new ones the target has room for "
-                f"{max(room, 0)}. Shorten the prompt or the length."
+                f"{max(room, 0)}. Shorten the prompt or the length. {target.position_note}".rstrip()
             )
 
 

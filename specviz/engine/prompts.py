@@ -100,12 +100,18 @@ class Encoded:
 
 
 def encode(
-    tokenizer, text: str, system: str | None = None, raw: bool = False, max_tokens: int | None = None
+    tokenizer,
+    text: str,
+    system: str | None = None,
+    raw: bool = False,
+    max_tokens: int | None = None,
+    limit_note: str = "",
 ) -> Encoded:
     """Token ids of a prompt. `system` None leaves the template's own default; `raw` skips the template.
 
-    `max_tokens` is the most that fits: the model's positions minus the new tokens. Raises SettingsError for an
-    empty or an enormous prompt. Half surrogates and NUL characters are replaced by U+FFFD, and the note says so.
+    `max_tokens` is the most that fits: the model's positions minus the new tokens; `limit_note` says what sets that
+    limit, if it is not the model's context. Raises SettingsError for an empty or an enormous prompt. Half surrogates
+    and NUL characters are replaced by U+FFFD, and the note says so.
     """
     text = text if isinstance(text, str) else str(text)
     for what, value in (("prompt", text), ("system prompt", system or "")):
@@ -142,7 +148,7 @@ def encode(
     if max_tokens is not None and len(ids) > max_tokens:
         raise SettingsError(
             f"The prompt has {len(ids):,} tokens and at most {max(0, max_tokens):,} fit this model beside the new "
-            "ones: shorten it, or ask for fewer new tokens."
+            f"ones: shorten it, or ask for fewer new tokens. {limit_note}".rstrip()
         )
     return Encoded(tuple(int(i) for i in ids), whole, raw, " ".join(notes))
 
@@ -156,13 +162,6 @@ def lines_of(file: str) -> list[str]:
     if not (lines := [line.strip() for line in lines if line.strip()]):
         raise SettingsError(f"{file[:80]} holds no prompt: write one a line.")
     return lines
-
-
-def room(config, new_tokens: int) -> int | None:
-    """The longest prompt, in tokens, that a model has positions for beside `new_tokens`; None if unlimited."""
-    text_config = config.get_text_config()
-    positions = getattr(text_config, "max_position_embeddings", None) or getattr(text_config, "n_positions", None)
-    return None if positions is None else max(0, int(positions) - new_tokens)
 
 
 def _ids(tokenizer, text: str, special: bool) -> list[int]:

@@ -170,6 +170,14 @@ def make_drafter(
     return store.trained_drafter(target, pair.target, name)(settings)
 
 
+def _context_note(drafter: Drafter, tokens: int) -> str:
+    """A note where a text of that many tokens is longer than the drafter can read."""
+    most = getattr(drafter, "max_positions", None)
+    if most is None or tokens <= most:
+        return ""
+    return f"The drafter reads at most {most:,} tokens: beyond them nothing is drafted, and decoding is plain."
+
+
 class Run(Watched):
     """One run, from loading to the last round. Has a Trace's attributes while it goes, and the Trace at its end.
 
@@ -259,9 +267,16 @@ class Run(Watched):
         drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self.stopping)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
-        room = prompting.room(target.model.config, settings.max_new_tokens)
-        encoded = prompting.encode(target.tokenizer, order.text, order.system, order.raw, room)
-        said = (*self.pair.notes, precision_note(self.pair.name, target.precision, target.device), encoded.note)
+        room = target.model.prompt_room(settings.max_new_tokens)
+        encoded = prompting.encode(
+            target.tokenizer, order.text, order.system, order.raw, room, target.model.position_note
+        )
+        said = (
+            *self.pair.notes,
+            precision_note(self.pair.name, target.precision, target.device),
+            encoded.note,
+            _context_note(drafter, len(encoded.ids) + settings.max_new_tokens),
+        )
         self.note = " ".join(filter(None, said))
         self.prompts = tuple(
             Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))

@@ -18,7 +18,7 @@ from specviz import paths
 from specviz.errors import FetchError, SpecVizError
 from specviz.loader import gguf, hub, model_folder, requirements, wheel
 from specviz.loader.child_process import Job, Progress, Stopped, run_child
-from specviz.loader.pairs import Source, size_of
+from specviz.loader.pairs import EMBEDDED, Source, size_of
 
 __all__ = ["Progress", "Stopped", "fetch", "fetch_small", "fetched"]
 
@@ -38,6 +38,22 @@ def fetch(
     if (here := fetched(source)) is not None:
         return here
     job = Job(progress, stop)
+    if (old := _outdated(source)) is not None:
+        job.tell(f"{old.name} was converted by an older SpecViz, with wrong tokens: fetching it again")
+    try:
+        return _fetch(source, job)
+    except Stopped:
+        raise
+    except FetchError as error:
+        if old is None:
+            raise
+        raise FetchError(
+            f"The model in {old} was converted by an older SpecViz, with wrong tokens, and has to "
+            f"be converted again. {error}"
+        ) from None
+
+
+def _fetch(source: Source, job: Job) -> Path:
     try:
         if source.kind == "wheel":
             return _wheel(source, job)
@@ -63,14 +79,33 @@ def fetch_small(
 def fetched(source: Source) -> Path | None:
     """The folder of a source that is here already and whole, or None. Uses no network."""
     try:
-        if source.kind == "wheel":
-            folder = paths.models() / source.name
-        elif source.kind == "hub":
-            folder = hub.cached(source)
-        else:
-            file = _gguf_of(Path(source.path))
-            folder = _converted(file) if file else Path(source.path)
-        return model_folder.inspect(folder).path if folder is not None and folder.is_dir() else None
+        folder, converted = _place(source)
+        if folder is None or not folder.is_dir() or (converted and not model_folder.is_current(folder)):
+            return None
+        return model_folder.inspect(folder).path
+    except (SpecVizError, OSError, ValueError):
+        return None
+
+
+def _place(source: Source) -> tuple[Path | None, bool]:
+    """Where the folder of a source is or will be, and whether SpecViz makes it from a GGUF file. Raises FetchError."""
+    if source.kind == "hub":
+        return hub.cached(source), False
+    if source.kind == "wheel":
+        return paths.models() / source.name, True
+    path = Path(source.path)
+    if file := _gguf_of(path):
+        return _converted(file), True
+    return path, path.parent == paths.models() and path.name.startswith(("gguf-", EMBEDDED))
+
+
+def _outdated(source: Source) -> Path | None:
+    """The folder that an older version made of a source from a GGUF file, if there is one."""
+    try:
+        folder, converted = _place(source)
+        return (
+            folder if converted and (folder / "config.json").is_file() and not model_folder.is_current(folder) else None
+        )
     except (SpecVizError, OSError, ValueError):
         return None
 
@@ -98,6 +133,8 @@ def _folder(source: Source, job: Job) -> Path:
     if not path.exists():
         raise FetchError(f"There is no folder or file {path}.")
     if (file := _gguf_of(path)) is None:
+        if _outdated(source) is not None:
+            raise FetchError(f"Give the GGUF file itself instead of its folder {path.name}.")
         return model_folder.inspect(path).path
     gguf.check_magic(file)
     folder = _converted(file)

@@ -10,8 +10,10 @@ import functools
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from specviz.errors import FetchError
+from specviz.loader import model_folder, pretokenizers
 from specviz.loader.child_process import send
 
 STAGES = ("Reading the GGUF file", "Dequantising the weights", "Writing safetensors")
@@ -26,17 +28,18 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
     import torch
     from safetensors.torch import save_file
 
-    from specviz.loader.load_model import transformers
-
     classes = transformers()
     tell = tell or (lambda stage, done, of: None)
     check_magic(file)
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
     tell(STAGES[0], 0, 2)
     try:
-        tokenizer = classes.AutoTokenizer.from_pretrained(**where)
+        facts = read_facts(file)
+        tokenizer = _tokenizer(facts, file.name, where)
         tell(STAGES[0], 1, 2)
         module = classes.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+    except FetchError:
+        raise
     except MemoryError:
         raise FetchError(f"There is not enough memory to convert {file.name}: close other programs.") from None
     except Exception as error:  # gguf and transformers raise many kinds on damaged or unknown files
@@ -48,6 +51,7 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
     settings.pop("quantization_config", None)
     type(module.config)(**settings).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    model_folder.write_format(folder)
     state, seen = {}, set()
     for name, tensor in module.state_dict().items():
         if tensor.data_ptr() not in seen:
@@ -55,6 +59,53 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
             state[name] = tensor.contiguous()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
     tell(STAGES[2], 1, 1)
+
+
+def read_facts(file: Path) -> dict[str, Any]:
+    """The metadata of a GGUF file: key -> value. Of the vocabulary's long lists only the kinds of its tokens."""
+    import gguf
+
+    fields = gguf.GGUFReader(file).fields
+    skipped = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
+    return {key: field.contents() for key, field in fields.items() if key not in skipped}
+
+
+def _tokenizer(facts: dict[str, Any], name: str, where: dict):
+    """transformers' tokenizer of a GGUF file, with the splitting that the file names and its own spaces and bos."""
+    kind, architecture = facts.get("tokenizer.ggml.model"), facts.get("general.architecture")
+    rules = pretokenizers.rules_of(facts.get("tokenizer.ggml.pre"), name) if kind == "gpt2" else None
+    tokenizer = transformers().PreTrainedTokenizerFast.from_pretrained(**where)
+    backend = tokenizer.backend_tokenizer
+    space = facts.get("tokenizer.ggml.add_space_prefix")
+    if rules is not None:
+        if space:
+            raise FetchError(
+                f"{name} sets tokenizer.ggml.add_space_prefix for a byte-level vocabulary, which "
+                "SpecViz does not do, so its tokens would be wrong: choose the same model as safetensors."
+            )
+        pretokenizers.apply(rules, backend)
+        if rules.add_bos and "tokenizer.ggml.add_bos_token" not in facts and tokenizer.bos_token is not None:
+            tokenizer.add_bos_token = True
+    elif kind == "llama" and space is False and not str(architecture).startswith("gemma"):
+        pretokenizers.without_space_prefix(backend)
+    return _as_written(tokenizer)
+
+
+def _as_written(tokenizer):
+    """The same tokenizer, saved so that tokenizer.json says all: bos and eos are added by its template, and no class of
+    an architecture puts its own splitting in place of the file's."""
+    tokenizer.update_post_processor()
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return transformers().PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer, chat_template=tokenizer.chat_template, **names
+    )
+
+
+def transformers():
+    """The transformers package; imported here because models.load imports this module."""
+    from specviz.loader.load_model import transformers as package
+
+    return package()
 
 
 def check_magic(file: Path) -> None:

@@ -23,6 +23,10 @@ _SMALL_FILES = (
     "spiece.model",
 )
 _MAX_HEADER = 100_000_000
+_FORMAT_FILE = "conversion.json"
+FORMAT = 2
+"""Version of what a conversion from GGUF writes. 1, without a file that says so, had the wrong pre-tokenizer and left
+out scaled rotary positions and tokens that end a turn."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,19 @@ def inspect(path: Path | str) -> Folder:
         sum(f.stat().st_size for f in files),
         max(by_type, key=by_type.get, default=""),
     )
+
+
+def write_format(path: Path) -> None:
+    """Mark a folder as converted from a GGUF file by this version."""
+    (path / _FORMAT_FILE).write_text(json.dumps({"format": FORMAT}), encoding="utf-8")
+
+
+def is_current(path: Path) -> bool:
+    """Whether a folder that was converted from a GGUF file is of this version; False if it does not say."""
+    try:
+        return json.loads((path / _FORMAT_FILE).read_bytes())["format"] == FORMAT
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def choose_files(listed: list[str]) -> list[str]:

@@ -21,6 +21,7 @@ from specviz.hardware.costs import ModelShape
 from specviz.loader.llama import Llama
 from specviz.models.attention import PackedAttention, attend
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.config_limits import first_layers_config, position_limit
 from specviz.models.fused import LeanLlama, serves
 from specviz.models.graphs import graphs_of
 from specviz.models.weight_storage import Product
@@ -95,7 +96,8 @@ class CausalModel:
         self.hidden_size: int = self.config.hidden_size
         self.blocks = _decoder_blocks(module)
         self.layers = len(self.blocks)
-        self.max_positions: int | None = getattr(self.config, "max_position_embeddings", None)
+        self.max_positions, self.position_note = position_limit(self.config)
+        """Tokens that a text may have, and why no more where that is fewer than the config's figure."""
         if not isinstance(module, Llama):
             _use_ragged_attention(module)
         self._lean = lean or _lean(module, narrow, four_bit)
@@ -111,14 +113,24 @@ class CausalModel:
 
     def first(self, layers: int) -> Self:
         """The model of its first layers, then its norm and head. All weights are its own."""
-        config = type(self.module.config).from_dict(self.module.config.to_dict() | {"num_hidden_layers": layers})
+        config = type(self.module.config).from_dict(first_layers_config(self.module.config.to_dict(), layers))
         module = type(self.module)(config)
         own = self.module.state_dict()
-        module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
+        try:
+            module.load_state_dict({k: own[k] for k in module.state_dict()}, assign=True)
+        except (KeyError, RuntimeError):
+            raise PairError(
+                f"{type(self.module).__name__} cannot be cut to its first {layers} layers: its layers share weights. "
+                "Choose another drafter, such as ngram."
+            ) from None
         module.tie_weights()
         if self._lean is None:
             return type(self)(module.to(self.device))
         return type(self)(module, lean=self._lean.first(layers))
+
+    def prompt_room(self, new_tokens: int) -> int | None:
+        """The longest prompt, in tokens, that has positions beside `new_tokens`; None if no limit is known."""
+        return None if self.max_positions is None else max(0, self.max_positions - new_tokens)
 
     @property
     def products(self) -> list[tuple[Product, tuple[int, int]]]:

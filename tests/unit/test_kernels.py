@@ -15,7 +15,6 @@ from specviz.models.attention import PackedAttention
 from specviz.models.cache import RaggedCache
 from specviz.models.fused import Block, Blocks, Turns
 from specviz.models.native_layers import NativeLayers
-from specviz.models.weight_storage import Fp16Linear, can_hold_fp16
 
 here = pytest.mark.skipif(bool(build.why_not()), reason=f"the kernels need {build.why_not()}")
 
@@ -126,12 +125,6 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(bits, unit):
     whole = product(x)
     assert all(torch.equal(product(x[:n]), whole[:n]) for n in range(1, 41))
     assert torch.equal(product(x.flip(0)), whole.flip(0))
-
-
-def test_a_row_of_the_16_bit_product_of_torch_does_not_depend_on_the_others_either():
-    head, x = Fp16Linear(noise(640, 96)), noise(40, 96)
-    whole = head(x)
-    assert can_hold_fp16(noise(2, 2)) and all(torch.equal(head(x[:n]), whole[:n]) for n in range(1, 41))
 
 
 @pytest.mark.parametrize(

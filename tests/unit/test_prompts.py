@@ -3,10 +3,11 @@
 import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
-from specviz.engine.prompts import MAX_CHARACTERS, PRESETS, TOY_PRESETS, encode, preset, presets_for, room
+from specviz.engine.prompts import MAX_CHARACTERS, PRESETS, TOY_PRESETS, encode, preset, presets_for
 from specviz.errors import SettingsError
 from specviz.loader.load_model import load_tokenizer
 from specviz.loader.pairs import find_pair
+from specviz.models.causal import CausalModel
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
@@ -81,11 +82,11 @@ def test_an_enormous_prompt_is_refused_before_it_is_tokenized():
 
 
 def test_a_prompt_that_does_not_fit_the_model_says_what_does():
-    config = tiny_model().config
-    assert room(config, 28) == 100
+    target = CausalModel(tiny_model())
+    assert target.prompt_room(28) == 100
     with pytest.raises(SettingsError, match=r"has 101 tokens and at most 100 fit"):
-        encode(tokenizer_with(None), "x" * 101, raw=True, max_tokens=room(config, 28))
-    assert len(encode(tokenizer_with(None), "x" * 100, raw=True, max_tokens=room(config, 28)).ids) == 100
+        encode(tokenizer_with(None), "x" * 101, raw=True, max_tokens=target.prompt_room(28))
+    assert len(encode(tokenizer_with(None), "x" * 100, raw=True, max_tokens=target.prompt_room(28)).ids) == 100
 
 
 def test_what_is_no_text_is_replaced_and_said():
