@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -48,12 +49,13 @@ def tiny_model(vocabulary: int = 300, tied: bool = True):
     ).eval()
 
 
-def write_tiny_gguf(path: Path) -> None:
-    """A real GGUF file of a tiny Llama with a byte-level tokenizer, its weights in fp32."""
+def write_tiny_gguf(path: Path, more: Callable | None = None, model=None) -> None:
+    """A real GGUF file of a tiny Llama (or `model`, of its sizes) with a byte-level tokenizer, its weights in fp32.
+    more(writer) adds to it."""
     import gguf
     import numpy
 
-    tokenizer, model = byte_level_tokenizer(), tiny_model()
+    tokenizer, model = byte_level_tokenizer(), model or tiny_model()
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name("tiny")
@@ -99,6 +101,8 @@ def write_tiny_gguf(path: Path) -> None:
         for theirs, ours in renamed.items():
             name = name.replace(theirs, ours)
         writer.add_tensor(name, tensor.numpy().astype(numpy.float32))
+    if more is not None:
+        more(writer)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

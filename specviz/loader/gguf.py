@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specviz.errors import FetchError
-from specviz.loader import model_folder, pretokenizers
+from specviz.loader import gguf_facts, model_folder, pretokenizers
 from specviz.loader.child_process import send
 
 STAGES = ("Reading the GGUF file", "Dequantising the weights", "Writing safetensors")
@@ -34,10 +34,13 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
     tell(STAGES[0], 0, 2)
     try:
-        facts = read_facts(file)
+        facts, tokens, factors, elements = read_facts(file)
         tokenizer = _tokenizer(facts, file.name, where)
         tell(STAGES[0], 1, 2)
-        module = classes.AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
+        config = classes.AutoConfig.from_pretrained(**where)
+        gguf_facts.complete(config, facts, factors, gguf_facts.end_tokens(facts, tokens), file.name)
+        module = classes.AutoModelForCausalLM.from_pretrained(**where, config=config, dtype=torch.float32)
+        _check_weights(module, elements, file.name)
     except FetchError:
         raise
     except MemoryError:
@@ -61,13 +64,28 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
     tell(STAGES[2], 1, 1)
 
 
-def read_facts(file: Path) -> dict[str, Any]:
-    """The metadata of a GGUF file: key -> value. Of the vocabulary's long lists only the kinds of its tokens."""
+def read_facts(file: Path) -> tuple[dict[str, Any], list[str], list[float] | None, int]:
+    """What a GGUF file says: metadata, the vocabulary, the factors of its rotary frequencies, its number of weights."""
     import gguf
 
-    fields = gguf.GGUFReader(file).fields
-    skipped = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
-    return {key: field.contents() for key, field in fields.items() if key not in skipped}
+    reader = gguf.GGUFReader(file)
+    lists = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.scores")
+    facts = {key: field.contents() for key, field in reader.fields.items() if key not in lists}
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents() if lists[0] in reader.fields else []
+    by_name = {tensor.name: tensor for tensor in reader.tensors}
+    factors = by_name.pop(gguf_facts.FACTORS, None)
+    count = sum(int(tensor.n_elements) for tensor in by_name.values())
+    return facts, tokens, None if factors is None else factors.data.tolist(), count
+
+
+def _check_weights(module, elements: int, name: str) -> None:
+    """Raises FetchError unless the module has as many weights as the file: others would be left out, or random."""
+    own = sum({p.data_ptr(): p.numel() for p in module.parameters()}.values())
+    if own != elements:
+        raise FetchError(
+            f"{name} holds {elements:,} weights where a {module.config.model_type} of its sizes has "
+            f"{own:,} (biases, perhaps): choose the same model as safetensors, or another one."
+        )
 
 
 def _tokenizer(facts: dict[str, Any], name: str, where: dict):

@@ -16,7 +16,7 @@ from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsErr
 from specviz.hardware.machine import has_bf16_units, resolve_device
 from specviz.hardware.options import PRECISIONS
 from specviz.kernels import build
-from specviz.loader import llama, model_folder, requirements, tokenizer
+from specviz.loader import end_tokens, llama, model_folder, requirements, tokenizer
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.fetch import Progress, fetch, fetch_small
 from specviz.loader.pairs import Pair, Source, find_pair
@@ -86,7 +86,9 @@ def load_source(
     device = resolve_device(device)
     precision = resolve_precision(precision, device, source)
     folder = fetch(source, progress, stop)
-    return Loaded(load_module(folder, device, precision), load_tokenizer(folder), folder, device, precision)
+    module, its_tokenizer = load_module(folder, device, precision), load_tokenizer(folder)
+    end_tokens.unite(module, its_tokenizer)
+    return Loaded(module, its_tokenizer, folder, device, precision)
 
 
 def resolve_precision(name: str, device: str, source: Source | None = None) -> str:

@@ -24,8 +24,8 @@ _SMALL_FILES = (
 )
 _MAX_HEADER = 100_000_000
 _FORMAT_FILE = "conversion.json"
-FORMAT = 2
-"""Version of what a conversion from GGUF writes. 1, without a file that says so, had the wrong pre-tokenizer and left
+FORMAT = 3
+"""Version of what a conversion from GGUF writes. 1, without a file that says so, had the wrong pre-tokenizer; 2 left
 out scaled rotary positions and tokens that end a turn."""
 
 
