@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
-from specviz.cli import drafter_test
-from specviz.drafters.names import check_drafter, trained
-from specviz.engine.prompts import encode, lines_of
+from specviz.cli import drafter_evaluation, drafter_test
+from specviz.cli.drafter_evaluation import reports
+from specviz.drafters.names import trained
 from specviz.errors import SettingsError
-from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import MAX_K, Settings
-
-_QUIET_SECONDS = 15.0
+from specviz.loader.pairs import EMBEDDED
 
 
 def add_parsers(subparsers) -> None:
@@ -61,41 +56,13 @@ def add_parsers(subparsers) -> None:
 
     drafters = subparsers.add_parser("drafters", help="evaluate, test and export drafters")
     commands = drafters.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    evaluate = commands.add_parser("eval", help="acceptance of the trained drafters on held-out prompts")
-    evaluate.add_argument("--pair", default=EMBEDDED, metavar="P")
-    evaluate.add_argument(
-        "--prompts", default="heldout", metavar="FILE", help="a text file, one prompt a line, or heldout"
-    )
-    evaluate.add_argument("--count", type=int, default=20, metavar="N", help="prompts at most (default: %(default)s)")
-    evaluate.add_argument("--k", type=int, default=7, metavar="K", help="(default: %(default)s)")
-    evaluate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0)")
-    evaluate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
-    evaluate.add_argument(
-        "--drafter",
-        action="append",
-        metavar="D",
-        help="only this one: hybrid, parallel, autoregressive, the folder of a trained or published "
-        "one, or FILE.py:CLASS (may be given again; default: all trained ones)",
-    )
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    evaluate.set_defaults(handler=eval_command)
+    drafter_evaluation.add_parser(commands)
     drafter_test.add_parser(commands)
     export = commands.add_parser("export", help="write the autoregressive drafter as a standard Hugging Face folder")
     export.add_argument("name", metavar="NAME", help="autoregressive, or a folder of your own")
     export.add_argument("folder", metavar="FOLDER")
     export.add_argument("--pair", default=EMBEDDED, metavar="P")
     export.set_defaults(handler=export_command)
-
-
-def _told():
-    last = [0.0]
-
-    def tell(text: str) -> None:
-        if time.monotonic() - last[0] > _QUIET_SECONDS:
-            last[0] = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    return tell
 
 
 def corpus_command(arguments: argparse.Namespace) -> int:
@@ -108,7 +75,7 @@ def corpus_command(arguments: argparse.Namespace) -> int:
     from specviz.training import synthesis
     from specviz.training.corpus import Corpus
 
-    folder, show = Path(arguments.folder), _told()
+    folder, show = Path(arguments.folder), reports()
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.source:
         corpus = Corpus.load(Path(arguments.source))
@@ -156,7 +123,7 @@ def drafter_command(arguments: argparse.Namespace) -> int:
     from specviz.training.causal import CausalRecipe
     from specviz.training.features import TapStore
 
-    tell, to = _told(), Path(arguments.to)
+    tell, to = reports(), Path(arguments.to)
     block = arguments.kind == "hybrid"
     if arguments.start and not block:
         raise SettingsError("--from is for hybrid drafters.")
@@ -190,94 +157,6 @@ def drafter_command(arguments: argparse.Namespace) -> int:
         checkpoints.save(to / kind, kind, net, about)
     print(json.dumps(about))
     return 0
-
-
-def eval_command(arguments: argparse.Namespace) -> int:
-    """Measure the trained drafters live; print a table or one JSON object."""
-    if arguments.count < 1 or not 1 <= arguments.k <= MAX_K:
-        raise SettingsError(f"--count must be at least 1 and --k from 1 to {MAX_K}.")
-    settings = Settings(k=arguments.k, temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
-    from specviz.drafters import checkpoints
-    from specviz.engine.run import STORE, make_drafter
-    from specviz.training import evaluate
-
-    pair = find_pair(arguments.pair)
-    names = arguments.drafter or (list(trained()) if pair.name == EMBEDDED else [])
-    if not names:
-        raise SettingsError(f"{pair.title} has no trained drafters: name one with --drafter, such as a folder.")
-    for name in names:
-        check_drafter(pair, name)
-    if arguments.prompts == "heldout" and pair.name != EMBEDDED:
-        raise SettingsError(
-            "The held-out prompts are token ids of the embedded target: for another pair name a text "
-            "file with --prompts, one prompt a line."
-        )
-    opened, tell = STORE.open(pair.target, "auto", "auto"), _told()
-    target = opened.model
-    prompts = _prompts(arguments.prompts, opened.tokenizer)[: arguments.count]
-    plain = evaluate.plain_texts(target, prompts, settings)
-    found, lives = [], {}
-    for name in names:
-
-        def make(settings: Settings, name=name):
-            return make_drafter(name, pair, opened, settings)
-
-        result = lives[name] = evaluate.live(
-            target, make, prompts, settings, plain, lambda n, name=name: tell(f"{name}: {n} of {len(prompts)} prompts")
-        )
-        stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
-        seconds = evaluate.draft_seconds(target, make, prompts[0], range(1, MAX_K + 1))
-        found.append(
-            {
-                "name": name,
-                **result.as_json(),
-                "draft_seconds_by_k": seconds,
-                "alpha_by_position": stored.get("alpha_by_position", {}).get(name),
-            }
-        )
-    serial = None  # what the serial pass adds
-    if {"hybrid", "parallel"} <= lives.keys() and len(prompts) > 1:
-        serial = evaluate.gain(lives["parallel"], lives["hybrid"])
-    if arguments.json:
-        more = {"hybrid_minus_parallel": {"mean_acceptance_length": serial[0], "ci": serial[1:]}} if serial else {}
-        print(
-            json.dumps(
-                {
-                    "pair": arguments.pair,
-                    "k": arguments.k,
-                    "temperature": arguments.temperature,
-                    "prompts": len(prompts),
-                    "settings": asdict(settings),
-                    "drafters": found,
-                    **more,
-                }
-            )
-        )
-        return 0
-    print(f"{arguments.pair}, K {arguments.k}, temperature {arguments.temperature:g}, {len(prompts)} prompts")
-    for one in found:
-        low, high = one["mean_acceptance_length_ci"] or (float("nan"),) * 2
-        print(
-            f"{one['name']:16} mean acceptance length {one['mean_acceptance_length']:.2f} ({low:.2f} to {high:.2f}), "
-            f"{one['tokens_per_second']:.1f} tokens/s, plain {one['plain_tokens_per_second']:.1f}, distinct-4 "
-            f"{one['distinct_4']:.2f}, by position {[round(x, 2) for x in one['acceptance_by_position']]}"
-        )
-    if serial:
-        print(
-            f"hybrid minus parallel: mean acceptance length {serial[0]:+.2f} ({serial[1]:+.2f} to {serial[2]:+.2f}), "
-            "95 % by a bootstrap over the same prompts"
-        )
-    return 0
-
-
-def _prompts(source: str, tokenizer) -> list[list[int]]:
-    """Held-out prompts of the shipped corpus (nothing was fitted to them), or a file's lines in the chat template."""
-    if source == "heldout":
-        from specviz.training.corpus import judging
-
-        return [part.prompt(i).tolist() for part, i in judging()]
-    lines = lines_of(source)
-    return [list(encode(tokenizer, line).ids) for line in lines]
 
 
 def export_command(arguments: argparse.Namespace) -> int:

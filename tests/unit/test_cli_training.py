@@ -6,7 +6,7 @@ import json
 import pytest
 from tiny_models import write_dflash
 
-from specviz.cli import main, training
+from specviz.cli import drafter_evaluation, main, training
 from specviz.errors import SettingsError
 
 
@@ -46,14 +46,21 @@ def test_prompts_are_the_lines_of_a_file_or_held_out_ones(tmp_path):
 
     file = tmp_path / "p.txt"
     file.write_text("one\n\nthree\n")
-    assert training._prompts(str(file), Tokenizer()) == [[3], [5]]
-    held = training._prompts("heldout", Tokenizer())
-    assert len(held) > 20 and all(len(p) > 20 for p in held)
+
+    def prompts(source, count=99):
+        return drafter_evaluation._prompts(str(source), Tokenizer(), count)
+
+    assert prompts(file) == ([], [[3], [5]]) and prompts(file, 1) == ([], [[3]])
+    kinds, held = prompts("heldout")
+    assert len(held) > 20 and all(len(p) > 20 for p in held) and kinds == []
     with pytest.raises(SettingsError, match="cannot be read"):
-        training._prompts(str(tmp_path / "none.txt"), Tokenizer())
+        prompts(tmp_path / "none.txt")
     file.write_text("\n")
     with pytest.raises(SettingsError, match="no prompt"):
-        training._prompts(str(file), Tokenizer())
+        prompts(file)
+    kinds, found = prompts("validation")
+    assert len(kinds) == len(found) >= 20 and len(set(kinds)) == 8
+    assert len(set(prompts("validation", 8)[0])) == 8, "the first prompts are of every kind"
 
 
 def test_a_typed_kind_that_does_not_exist_is_refused(capsys):
