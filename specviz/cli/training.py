@@ -72,7 +72,7 @@ def corpus_command(arguments: argparse.Namespace) -> int:
     share = _share(arguments.share)
     from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
-    from specviz.training import synthesis
+    from specviz.training import shards, synthesis
     from specviz.training.corpus import Corpus
 
     folder, show = Path(arguments.folder), reports()
@@ -92,7 +92,7 @@ def corpus_command(arguments: argparse.Namespace) -> int:
             "with a bad user turn"
         )
 
-    total = synthesis.write_shards(made, folder, arguments.tokens, share=share, progress=progress)
+    total = shards.write_shards(made, folder, arguments.tokens, share=share, progress=progress)
     print(f"{total} answer tokens in {folder}.")
     return 0
 

@@ -9,7 +9,7 @@ from test_training import VOCAB, module
 
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
-from specviz.training import features, prompts, recipes, synthesis
+from specviz.training import features, prompts, recipes, shards, synthesis
 from specviz.training.corpus import Corpus
 from specviz.training.prompts import Plan, UserTurn
 
@@ -117,7 +117,7 @@ def test_an_answer_that_loops_is_cut_where_the_loop_begins(monkeypatch):
 
 def test_shards_are_continued_and_made_again_alike(tmp_path, monkeypatch):
     def write(folder, tokens, rows=8):
-        return synthesis.write_shards(made(monkeypatch, PLANS, rows=rows), folder, tokens, per_shard=4)
+        return shards.write_shards(made(monkeypatch, PLANS, rows=rows), folder, tokens, per_shard=4)
 
     first = write(tmp_path / "a", 40)
     kept = {p.name: p.read_bytes() for p in (tmp_path / "a").glob("*.npz")}
@@ -135,10 +135,10 @@ def test_shards_are_continued_and_made_again_alike(tmp_path, monkeypatch):
 def test_two_processes_share_a_folder(tmp_path, monkeypatch):
     for part in range(2):
         writer = made(monkeypatch, PLANS, rows=5)
-        synthesis.write_shards(writer, tmp_path / "two", 60 + 60 * part, per_shard=4, share=(part, 2))
+        shards.write_shards(writer, tmp_path / "two", 60 + 60 * part, per_shard=4, share=(part, 2))
     numbers = {int(p.stem[1:]) for p in (tmp_path / "two").glob("*.npz")}
     assert {n % 2 for n in numbers} == {0, 1}
-    synthesis.write_shards(made(monkeypatch, PLANS), tmp_path / "one", 400, per_shard=4)
+    shards.write_shards(made(monkeypatch, PLANS), tmp_path / "one", 400, per_shard=4)
     for path in (tmp_path / "two").glob("*.npz"):
         if (other := tmp_path / "one" / path.name).exists():
             assert np.array_equal(Corpus.load(path).token_ids, Corpus.load(other).token_ids)
@@ -151,7 +151,7 @@ def _file(content, folder):
 
 def test_a_shard_knows_which_tokens_are_answers(tmp_path, monkeypatch):
     writer = made(monkeypatch, [a_plan(UserTurn("abc"), UserTurn("d"), answer_tokens=8)])
-    synthesis.write_shards(writer, tmp_path, 30, per_shard=4)
+    shards.write_shards(writer, tmp_path, 30, per_shard=4)
     corpus = Corpus.load(next(tmp_path.glob("*.npz")))
     for i in range(len(corpus)):
         text, answer = corpus.conversation(i), corpus.answers[corpus.bounds[i] : corpus.bounds[i + 1]]
