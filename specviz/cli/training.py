@@ -118,7 +118,7 @@ def drafter_command(arguments: argparse.Namespace) -> int:
     from specviz.drafters import checkpoints
     from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
-    from specviz.training import recipes
+    from specviz.training import confidence, recipes
     from specviz.training.block import BlockRecipe
     from specviz.training.causal import CausalRecipe
     from specviz.training.features import TapStore
@@ -147,8 +147,11 @@ def drafter_command(arguments: argparse.Namespace) -> int:
     }
     if block:
         done = recipes.train_block(net, s, BlockRecipe(learning_rate=arguments.learning_rate), **options)
-        recipes.fit_confidence(net, s)
-        about = {"confidence_temperatures": recipes.calibrate(net, s), "alpha_by_position": recipes.alpha_block(net, s)}
+        confidence.fit(net, s)
+        about = {
+            "confidence_temperatures": confidence.calibrate(net, s),
+            "alpha_by_position": recipes.alpha_block(net, s),
+        }
     else:
         done = recipes.train_causal(net, s, CausalRecipe(learning_rate=arguments.learning_rate), **options)
         about = {"alpha_by_position": {"autoregressive": [recipes.alpha_causal(net, s)]}}

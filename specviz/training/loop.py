@@ -112,14 +112,9 @@ def train(
     begun = last_saved - at.seconds
     net.train()
     while (share := share_done(at)) < 1.0:
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * learning_rate_factor(share, recipe.warm_up)
         batch = store.batch(next(chosen))
         loss, measures = step_loss(batch, at.step, generator)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
-        optimizer.step()
+        _update_weights(optimizer, net, loss, recipe, learning_rate_factor(share, recipe.warm_up))
         _update_means(means, measures)
         at.step += 1
         at.conversations += len(batch.lengths)
@@ -137,6 +132,18 @@ def train(
         _save(checkpoint, net, optimizer, generator, at)
     net.eval()
     return at
+
+
+def _update_weights(
+    optimizer: torch.optim.Optimizer, net: nn.Module, loss: torch.Tensor, recipe, factor: float
+) -> None:
+    """One step of the optimiser at this factor of the recipe's learning rate, the gradient's norm clipped."""
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.learning_rate * factor
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
+    optimizer.step()
 
 
 def learning_rate_factor(share: float, warm_up: float) -> float:

@@ -189,7 +189,7 @@ def test_validation_prompts_are_twenty_and_more_of_every_kind_and_none_is_in_the
 
 def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
     """Corpus, taps, closed-form start, a few steps, calibration: every part fits the next."""
-    from specviz.training import block, causal
+    from specviz.training import block, causal, confidence
 
     stock = module()
     chance = np.random.default_rng(0)
@@ -211,8 +211,8 @@ def test_the_whole_recipe_runs_from_shards_to_calibrated_drafters(tmp_path):
     done = recipes.train_block(
         net, s, block.BlockRecipe(block_lengths=(4, 8), slots_per_row=16), lambda at: at.step / 3
     )
-    assert recipes.fit_confidence(net, s, limit=16, steps=5) > 0
-    assert done.step == 3 and len(recipes.calibrate(net, s)) == net.config.block
+    assert confidence.fit(net, s, limit=16, steps=5) > 0
+    assert done.step == 3 and len(confidence.calibrate(net, s)) == net.config.block
     assert {len(v) for v in recipes.alpha_block(net, s).values()} == {8}
     small = recipes.causal_net(s, (0, 3))
     recipes.start_causal(small, s, limit=40)

@@ -9,7 +9,7 @@ from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.trace.calibration import expected_error
-from specviz.training import block, causal, closed_form, features, loop, losses, target_parts
+from specviz.training import block, causal, closed_form, confidence, features, loop, losses, target_parts
 from specviz.training.corpus import Corpus, distinct4
 
 VOCAB, SIZE, LAYERS, TAPS = 60, 32, 4, (0, 2)
@@ -341,3 +341,17 @@ def test_refitting_the_last_layer_explains_more_of_the_targets_state(store):
     net = block_net()
     examples = closed_form.block_examples(net, parts.embedding, iter(batches), (0, 2))
     closed_form.refit_last_layer(net, examples)
+
+
+def test_the_label_of_a_confidence_counts_what_p_has_outside_the_draft_vocabulary(monkeypatch):
+    """Against a plain computation in float64; a target that lies wholly outside is never accepted."""
+    monkeypatch.setattr(confidence, "training_dtype", lambda: torch.float32)
+    torch.manual_seed(0)
+    head, states, targets = torch.randn(VOCAB, SIZE), torch.randn(130, SIZE), torch.randn(130, SIZE)
+    chance, log_peak = confidence.acceptance(states, targets, head, DRAFT_IDS)
+    p = torch.softmax((targets @ head.T).double(), -1)
+    q = torch.softmax((states @ head[DRAFT_IDS].T).double(), -1)
+    exact = torch.minimum(p[:, DRAFT_IDS], q).sum(-1)
+    assert (chance - exact).abs().max() < 1e-4 and (log_peak.exp() - q.amax(-1)).abs().max() < 1e-4
+    outside = 100 * head[1:2] / head[1:2].norm()  # token 1 is no draft
+    assert confidence.acceptance(states[:1], outside, head, DRAFT_IDS)[0] < 1e-3
