@@ -1,7 +1,7 @@
-"""The hybrid drafter (after DSpark, arXiv 2607.05147): a parallel pass, then a small serial pass that mends it.
+"""The hybrid drafter (after DSpark, arXiv 2607.05147): a parallel pass, then a small serial pass that refines it.
 
 The first stage is the parallel drafter's block pass. The second walks the slots from left to right: from the second
-on, each slot's state is mended with the two tokens just before it, and its token is drawn from the mended logits, so
+on, each slot's state is refined with the two tokens just before it, and its token is drawn from the refined logits, so
 q is the exact distribution that the token came from. A confidence per slot estimates the chance that the draft
 survives, given that all before it did. Knows no training.
 """
@@ -15,7 +15,7 @@ import torch
 
 from specviz.drafters.base import Request
 from specviz.drafters.draft_vocabulary import DraftVocabulary
-from specviz.drafters.fused_block import LeanBlock
+from specviz.drafters.fused_block import FusedBlock
 from specviz.drafters.parallel import BlockNet, ParallelDrafter
 from specviz.drafters.slots import Drafted, numbers_of, slots_at
 from specviz.errors import PairError
@@ -23,8 +23,8 @@ from specviz.models.causal import CausalModel
 from specviz.trace.records import Cost, Settings
 
 
-def mend_slots(
-    lean: LeanBlock,
+def refine_slots(
+    fused: FusedBlock,
     vocabulary: DraftVocabulary,
     settings: Settings,
     states: torch.Tensor,
@@ -33,9 +33,9 @@ def mend_slots(
     uniforms: torch.Tensor,
     counts: Sequence[int],
 ) -> Drafted:
-    """As `choose_slots`, but from the second slot on each state is mended first with the two tokens before it; `states`
-    and `logits` then hold what came of it."""
-    serial = lean.serial
+    """As `choose_slots`, but from the second slot on each state is first refined with the two tokens before it;
+    `states` and `logits` are overwritten with the result."""
+    serial = fused.serial
     first_guess = vocabulary.likeliest(logits)
     prepared = serial.prepare(states)
     before, last = (texts[:, i].clone() for i in (0, 1))
@@ -44,7 +44,7 @@ def mend_slots(
     for slot in range(max(counts)):
         here, rows = slots_at(slot, counts, states.device)
         if slot:  # the first slot knows its neighbour, the anchor, already
-            states[here], logits[here] = lean.mend(prepared[here], last[rows], before[rows])
+            states[here], logits[here] = fused.refine(prepared[here], last[rows], before[rows])
         chosen, of_slot = vocabulary.choose(logits[here], settings, uniforms[here])
         if of_slot is not None:
             drawn_from[here] = of_slot
@@ -60,7 +60,7 @@ class HybridDrafter(ParallelDrafter):
 
     name = "hybrid"
     parallel = False
-    _choose = staticmethod(mend_slots)
+    _choose = staticmethod(refine_slots)
 
     def __init__(self, net: BlockNet, target: CausalModel, settings: Settings):
         """Raises PairError if the net has no serial head or does not fit the target."""
@@ -68,7 +68,7 @@ class HybridDrafter(ParallelDrafter):
             raise PairError("This drafter's weights have no serial head: use it as the parallel drafter.")
         super().__init__(net, target, settings, sampled=True)
         self.label = (
-            f"hybrid: {net.config.layers} layers draft a block at once, then a small head mends it from left to right"
+            f"hybrid: {net.config.layers} layers draft a block at once, then a small head refines it from left to right"
         )
         self._before: dict[int, int] = {}
         """The token before each row's anchor."""
@@ -85,8 +85,8 @@ class HybridDrafter(ParallelDrafter):
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """The block pass, and the serial head with one more pass over the draft vocabulary's head per slot."""
         block = super()._cost(requests, counts)
-        serial, head = sum(p.numel() for p in self.net.serial.parameters()), math.prod(self.lean.head.shape)
-        read = round(self.lean.weight_bytes * serial + self.lean.head.weight_bytes * head)
+        serial, head = sum(p.numel() for p in self.net.serial.parameters()), math.prod(self.fused.head.shape)
+        read = round(self.fused.weight_bytes * serial + self.fused.head.weight_bytes * head)
         return Cost(block.flops + 2 * (serial + head) * sum(counts), block.bytes + read * max(counts))
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:

@@ -20,8 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from specviz.drafters.base import Proposal, Request
+from specviz.drafters.block_graphs import block_graphs_of
 from specviz.drafters.draft_vocabulary import DraftVocabulary
-from specviz.drafters.fused_block import LeanBlock
+from specviz.drafters.fused_block import FusedBlock
 from specviz.drafters.slots import Drafted
 from specviz.errors import PairError
 from specviz.hardware.costs import pass_cost
@@ -155,7 +156,7 @@ class BlockNet(nn.Module):
 
 
 class SerialHead(nn.Module):
-    """The hybrid's second stage: mends the state of slot k > 0 with the two tokens before it, from left to right.
+    """The hybrid's second stage: refines the state of slot k > 0 with the two tokens before it, from left to right.
 
     The first stage cannot know which tokens its neighbours will be; here slot k learns them. A Markov head of
     order two whose tables are the target's own embedding and head, gated by the slot's state (compare the
@@ -180,22 +181,22 @@ class SerialHead(nn.Module):
 
     def forward(self, state: torch.Tensor, previous: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """state [..., D] of a slot (final-normed), the embeddings of the token before it and of the one before that
-        [..., D] -> the mended, normed state [..., D]."""
+        [..., D] -> the refined, normed state [..., D]."""
         size = state.shape[-1:]
         tokens = torch.cat([functional.rms_norm(t.float(), size, eps=self.norm.eps) for t in (previous, before)], -1)
         scaled = functional.rms_norm(state.float(), size, eps=self.norm.eps)
         inner = functional.silu(self.inner(torch.cat([tokens, scaled], -1)))
         return self.norm(self.state(scaled) + self.direct(tokens) + self.outer(inner))
 
-    def confidence_logits(self, mended: torch.Tensor, previous: torch.Tensor, log_peak: torch.Tensor) -> torch.Tensor:
+    def confidence_logits(self, refined: torch.Tensor, previous: torch.Tensor, log_peak: torch.Tensor) -> torch.Tensor:
         """How sure it is that its draft survives, as a logit [...]. log_peak [...]: log of its largest q."""
-        size = mended.shape[-1:]
-        parts = [functional.rms_norm(t.float(), size, eps=self.norm.eps) for t in (mended, previous)]
+        size = refined.shape[-1:]
+        parts = [functional.rms_norm(t.float(), size, eps=self.norm.eps) for t in (refined, previous)]
         return self.confidence(torch.cat([*parts, log_peak.float().unsqueeze(-1)], -1))[..., 0].float()
 
 
 def choose_slots(
-    lean: LeanBlock,
+    fused: FusedBlock,
     vocabulary: DraftVocabulary,
     settings: Settings,
     states: torch.Tensor,
@@ -237,10 +238,10 @@ class ParallelDrafter:
             f"parallel: {c.layers} layers draft a block at once from {len(c.taps)} of the target's layers; "
             + ("each slot drawn by itself" if sampled else "the likeliest token per slot, q is one-hot")
         )
-        self.lean = _lean(net, target)
-        self.graphs = self.lean.graphs
+        self.fused = _fused(net, target)
+        self.graphs = self.fused.graphs
         self.vocabulary = DraftVocabulary(net.draft_ids, target.vocab_size)
-        self._cache = self.lean.new_cache()
+        self._cache = self.fused.new_cache()
         self._taps: dict[int, list[torch.Tensor]] = {}
         """Of context tokens that are not in the cache yet; they enter it together, when next the row drafts."""
         self._last: dict[int, torch.Tensor] = {}
@@ -252,7 +253,7 @@ class ParallelDrafter:
         self._taps[row] = []
         self._last[row] = torch.zeros(self.net.config.hidden_size, device=self.target.device)
         if taps is not None and len(taps):
-            (self._last[row],) = self.lean.absorb(self._cache, [row], [taps])
+            (self._last[row],) = self.fused.add_context(self._cache, [row], [taps])
 
     def _waiting(self, row: int) -> torch.Tensor | None:
         """The waiting taps [n, taps * D] of a row."""
@@ -286,16 +287,16 @@ class ParallelDrafter:
         states, logits, last = self._block(requests, counts)
         texts = onto(self._texts(requests), states.device)
         uniforms = onto(_uniforms(requests, counts), states.device, torch.float64)
-        drafted = self._choose(self.lean, self.vocabulary, self.settings, states, logits, texts, uniforms, counts)
+        drafted = self._choose(self.fused, self.vocabulary, self.settings, states, logits, texts, uniforms, counts)
         return drafted, starts_of(counts), last
 
     @torch.inference_mode()
     def _block(
         self, requests: Sequence[Request], counts: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """The block pass over all rows, packed, as LeanBlock.draft returns it."""
+        """The block pass over all rows, packed, as FusedBlock.draft returns it."""
         rows = [r.row for r in requests]
-        return self.lean.draft(
+        return self.fused.draft(
             self._cache,
             rows,
             list(map(self._waiting, rows)),
@@ -330,7 +331,7 @@ class ParallelDrafter:
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
         """Of the block pass; the injection of the few new context tokens is small beside it and left out."""
-        return pass_cost(self.lean.shape, counts, [self._cache.lengths[r.row] for r in requests], sum(counts))
+        return pass_cost(self.fused.shape, counts, [self._cache.lengths[r.row] for r in requests], sum(counts))
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
         if taps is not None and len(taps):
@@ -345,9 +346,10 @@ def _uniforms(requests: Sequence[Request], counts: Sequence[int]) -> list[float]
     return [u for request, n in zip(requests, counts) for u in request.uniforms[:n]]
 
 
-def _lean(net: BlockNet, target: CausalModel) -> LeanBlock:
-    """One for each net and target, kept on the net."""
-    held = getattr(net, "_lean", None)
-    if held is None or held[0] is not target.head:
-        held = net._lean = (target.head, LeanBlock(net, target))
-    return held[1]
+def _fused(net: BlockNet, target: CausalModel) -> FusedBlock:
+    """One for each net and target, kept on the net; with its CUDA graphs on a GPU."""
+    kept = getattr(net, "_fused", None)
+    if kept is None or kept[0] is not target.head:
+        kept = net._fused = (target.head, FusedBlock(net, target))
+        kept[1].graphs = block_graphs_of(kept[1], target)
+    return kept[1]

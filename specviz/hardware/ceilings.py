@@ -25,7 +25,7 @@ from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import facts, monitor
 from specviz.hardware.machine import device_name, synchronise
 from specviz.hardware.memory import free_memory_bytes
-from specviz.kernels import build
+from specviz.kernels import binding
 from specviz.kernels.packed import PackedLinear
 from specviz.trace.records import Ceilings
 
@@ -204,11 +204,11 @@ def _room(device: str, wish: int) -> int:
 def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:
     """A buffer, and ways to read all of it."""
     size = _room(device, _BUFFER_BYTES[kind])
-    kernels = build.kernels() if kind == "cpu" else None
+    kernels = binding.kernels() if kind == "cpu" else None
     if kernels is None:
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
     else:
-        buffer = build.large_pages(size)
+        buffer = binding.alloc_huge_pages(size)
     numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
     readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
     if kernels:
@@ -226,7 +226,7 @@ def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -
     while True:
         _check(halt)
         left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
-        by_own_kernel = precision == "int4" and kind == "cpu" and build.kernels() is not None
+        by_own_kernel = precision == "int4" and kind == "cpu" and binding.kernels() is not None
         multiply = partial(torch.mm, left, right)
         if by_own_kernel:
             multiply = partial(PackedLinear(right, 4, nearest=True), left)

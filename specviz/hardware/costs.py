@@ -152,7 +152,12 @@ class ModelShape:
     def stored_bytes(self) -> int:
         """Bytes that the weights take in memory."""
         experts = self.mixture_layers * self.experts * self.expert_weights
-        return round(experts * self._expert_bytes + (self.parameters - experts) * self.weight_bytes)
+        tables = self.vocab * self.hidden * (1 if self.tied else 2) if self.head_bytes is not None else 0
+        return round(
+            experts * self._expert_bytes
+            + tables * (self.head_bytes or 0)
+            + (self.parameters - experts - tables) * self.weight_bytes
+        )
 
     @property
     def cache_bytes_per_token(self) -> float:

@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from specviz.errors import SettingsError
 from specviz.hardware.costs import ModelShape
+from specviz.hardware.quantised import stored
 
-MXFP4_BYTES = 4.25 / 8
-"""4 bits and an 8-bit scale per 32 weights."""
 LARGEST_CONFIG = 1_000_000
 """Bytes of a config.json that are read at most."""
 
@@ -101,17 +100,10 @@ def from_config(config: dict, name: str | None = None) -> ModelShape:
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     width = {"float32": 4.0}.get(str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")), 2.0)
     shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
-    quantised = config.get("quantization_config")
-    if not isinstance(quantised, dict):
+    found = stored(config if text is config else text | config, width)
+    if found is None:
         return shape
-    method, bits = str(quantised.get("quant_method")), quantised.get("bits")
-    if method == "mxfp4":
-        return replace(shape, expert_weight_bytes=MXFP4_BYTES)
-    if method in ("fp8", "compressed-tensors", "fbgemm_fp8"):
-        return replace(shape, weight_bytes=1.0)
-    if isinstance(bits, int) and 1 <= bits <= 8:  # groups of 128 share a 16-bit scale
-        return replace(shape, weight_bytes=bits / 8 + 2 / 128)
-    return shape
+    return replace(shape, weight_bytes=found.layers or width, expert_weight_bytes=found.experts, head_bytes=found.head)
 
 
 SHAPES: tuple[ModelShape, ...] = tuple(from_config(config, name) for name, config in CONFIGS.items())

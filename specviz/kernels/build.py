@@ -1,175 +1,191 @@
-"""The kernels of kernels.c, compiled once with the machine's own compiler and kept in SPECVIZ_HOME.
+"""Compiles kernels.c with the machine's gcc, keeps the library in SPECVIZ_HOME, and loads it.
 
-Where that cannot be (another system, an older processor, no compiler) there are none, and torch's operators serve.
+The file's name holds hashes of what it was built from: sources, flags, torch, C library and compiler. Its last 32 bytes
+are a checksum of the others: loading a damaged library could end the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-import functools
 import hashlib
 import logging
-import mmap
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from specviz import paths
-from specviz.errors import SpecVizError
+from specviz.errors import SettingsError, SpecVizError
 
-_UNITS = ("avx512_f", "avx512_bw", "avx512_vnni")
-_UNITS_16 = "avx512_bf16"
-"""For weights of 16 bits alone"""
-_FLAGS = (
-    "-O3",
-    "-std=c11",
-    "-shared",
-    "-fPIC",
-    "-fopenmp",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512vnni",
-    "-mfma",
-    "-mf16c",
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """Processor instructions that the kernels are compiled for."""
+
+    name: str
+    capabilities: tuple[str, ...]
+    """As torch.cpu.get_capabilities names them."""
+    flags: tuple[str, ...]
+    """The compiler's."""
+
+    def is_supported(self) -> bool:
+        """Whether this processor has them."""
+        available = torch.cpu.get_capabilities()
+        return all(available.get(name) for name in self.capabilities)
+
+
+AVX512 = InstructionSet(
+    "AVX-512 VNNI",
+    ("avx512_f", "avx512_bw", "avx512_vnni"),
+    ("-mavx512f", "-mavx512bw", "-mavx512vnni", "-mfma", "-mf16c"),
 )
-_FLAGS_16 = ("-mavx512bf16",)
-_UNITS_MATRIX = ("amx_tile", "amx_bf16")
-"""Which serve those, where they are"""
-_FLAGS_MATRIX = ("-mamx-tile", "-mamx-bf16")
-_SOURCE = Path(__file__).with_name("kernels.c")
-_PARTS = (_SOURCE, *(_SOURCE.with_name(f"{part}.h") for part in ("products", "attention", "block")))
-_LARGE_PAGE = 2 * 2**20
+BF16 = InstructionSet("AVX-512 BF16", ("avx512_bf16",), ("-mavx512bf16",))
+AMX = InstructionSet("AMX", ("amx_tile", "amx_bf16"), ("-mamx-tile", "-mamx-bf16"))
+EXTENSIONS = (BF16, AMX)
+"""Used in addition where the processor has them and the compiler knows them; the last is given up first."""
+
+FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC", "-fopenmp")
+SOURCE = Path(__file__).with_name("kernels.c")
+SOURCES = (SOURCE, *(SOURCE.with_name(f"{part}.h") for part in ("products", "attention", "block")))
+SWITCH = "SPECVIZ_KERNELS"
+_LIBRARIES_KEPT = 3
+_CHECKSUM = hashlib.sha256
+_CHECKSUM_BYTES = 32
+_TIMEOUT_S = 60
 _LOG = logging.getLogger(__name__)
-_POINTER, _SIZE, _NUMBER, _FLAG = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
-
-QUERIES = 8
-"""As in kernels.c: tokens that attend together"""
 
 
-class Pass(ctypes.Structure):
-    """The Pass of kernels.c."""
-
-    _fields_ = (
-        [(n, _SIZE) for n in ("tokens", "heads", "kv_heads", "dim")]
-        + [(n, _POINTER) for n in ("cos", "sin", "slots", "positions", "last_seen")]
-        + [("capacity", _SIZE), ("queries", _POINTER), ("scores", _POINTER)]
-    )
+class BuildError(Exception):
+    """There is no library. The message says what is missing, in words that follow "it needs"."""
 
 
-class Layer(ctypes.Structure):
-    """The Layer of kernels.c."""
+def instruction_set() -> InstructionSet:
+    """The instructions to compile for; further sets would be chosen here, the fastest first.
 
-    _fields_ = [(n, _POINTER) for n in ("norm_1", "norm_2", "qkv", "out", "gate_up", "down", "keys", "values", "tap")]
-
-
-class Block(ctypes.Structure):
-    """The Block of block.h."""
-
-    _fields_ = (
-        [(n, _SIZE) for n in ("hidden", "inner", "taps", "layers", "outputs")]
-        + [("eps", _NUMBER), ("embedding_bits", _FLAG)]
-        + [
-            (n, _POINTER)
-            for n in ("embedding", "fuse_gain", "gain", "ones", "masks", "fuse", "context", "inputs", "head")
-        ]
-    )
+    $SPECVIZ_KERNELS is auto (the default) or off. Raises BuildError if there are no kernels for this machine or they
+    are off, and SettingsError for another value.
+    """
+    chosen = os.environ.get(SWITCH, "").strip().lower() or "auto"
+    if chosen not in ("auto", "off"):
+        raise SettingsError(f"{SWITCH}={chosen[:40]} is not known: set it to auto or off.")
+    if chosen == "off":
+        raise BuildError(f"the environment variable {SWITCH} to be auto, not off")
+    if sys.platform != "linux" or platform.machine() != "x86_64" or not AVX512.is_supported():
+        raise BuildError("Linux on a processor with AVX-512 VNNI units")
+    return AVX512
 
 
-class Serial(ctypes.Structure):
-    """The Serial of block.h."""
-
-    _fields_ = (
-        [(n, _SIZE) for n in ("hidden", "inner", "outputs")]
-        + [("eps", _NUMBER), ("embedding_bits", _FLAG)]
-        + [(n, _POINTER) for n in ("embedding", "gain", "of_tokens", "outer", "head")]
-    )
-
-
-_ARGUMENTS = {
-    "product": [_POINTER, _SIZE, _SIZE, _POINTER, _NUMBER, _FLAG, _POINTER, _SIZE, _POINTER, _POINTER, _FLAG],
-    "attend": [_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _FLAG],
-    "draft_block": [*[_POINTER] * 5, _SIZE, *[_POINTER] * 9, _FLAG],
-    "mend": [_POINTER, _SIZE, *[_POINTER] * 7, _FLAG],
-    "decode_layers": [_POINTER, _SIZE, _POINTER, _POINTER, _SIZE, _SIZE, _NUMBER, _FLAG, _POINTER, _POINTER, _FLAG],
-}
-
-
-def kernels(bits: int = 4) -> ctypes.CDLL | None:
-    """The functions of kernels.c, for weights of so many bits; None where there are none."""
-    return None if why_not(bits) else _loaded()
-
-
-@functools.lru_cache(maxsize=1)
-def _loaded() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_library()))
-    for name, types in _ARGUMENTS.items():
-        function = getattr(library, name)
-        function.argtypes, function.restype = types, None
-    library.stream.argtypes, library.stream.restype = [_POINTER, _SIZE, _FLAG], ctypes.c_int64
-    library.use_matrix_unit(True)
-    return library
-
-
-def large_pages(size: int) -> torch.Tensor:
-    """So many bytes, in pages of two megabytes where the system has them: what is read from one end to the other is
-    then read without a search for every fourth kilobyte."""
-    memory = mmap.mmap(-1, size + _LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    start = -whole.data_ptr() % _LARGE_PAGE
-    return whole[start : start + size]
-
-
-def _has(*units: str) -> bool:
-    able = torch.cpu.get_capabilities()
-    return all(able.get(unit) for unit in units)
-
-
-@functools.lru_cache
-def why_not(bits: int = 4) -> str:
-    """What is missing here for kernels over weights of `bits` bits, to follow "it needs"; "" if nothing is."""
-    if sys.platform != "linux" or platform.machine() != "x86_64" or not _has(*_UNITS):
-        return "Linux on a processor with AVX-512 VNNI units"
-    if bits == 16:
-        return why_not() or ("" if _has(_UNITS_16) else "a processor with AVX-512 BF16 units")
+def load() -> ctypes.CDLL:
+    """The library; compiled if there is none, or if it is damaged or cannot be loaded. Raises BuildError."""
+    base = instruction_set()
+    extensions = [e for e in EXTENSIONS if e.is_supported()]
+    compiler = shutil.which("gcc")
     try:
-        if not (library := _library()).exists():
-            _compile(library)
-    except (OSError, subprocess.SubprocessError, SpecVizError) as error:
-        _LOG.info("kernels.c was not compiled: %s", getattr(error, "stderr", None) or error)
-        return "the compiler gcc, to compile its kernel once"
+        path = _library_path((base, *extensions), compiler)
+        if _is_intact(path):
+            with contextlib.suppress(OSError):
+                return ctypes.CDLL(str(path))
+        _compile(path, base, extensions, compiler)
+    except (OSError, SpecVizError) as error:
+        raise BuildError(f"a folder in which its compiled kernels can be kept ({_first_line(error)})") from error
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise BuildError(
+            "a folder from which programs can be loaded, for its compiled kernels: set SPECVIZ_HOME to "
+            f"one ({_first_line(error)})"
+        ) from error
+
+
+def _library_path(sets: tuple[InstructionSet, ...], compiler: str | None) -> Path:
+    """Where the library of these sources, flags, torch, C library and compiler is kept. Without a compiler: the newest
+    of any compiler."""
+    made_of = repr((FLAGS, sets, torch.__version__, platform.libc_ver())).encode()
+    made_of += b"".join(source.read_bytes() for source in SOURCES)
+    folder, name = paths.home() / "kernels", f"native-{hashlib.sha256(made_of).hexdigest()[:16]}"
+    if compiler is None:
+        return max(folder.glob(f"{name}-*.so"), key=lambda path: path.stat().st_mtime, default=folder / f"{name}.so")
+    return folder / f"{name}-{hashlib.sha256(_version(compiler).encode()).hexdigest()[:8]}.so"
+
+
+def _version(compiler: str) -> str:
+    """What the compiler says of its version; "" if it says nothing."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(
+            [compiler, "--version"], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
+        ).stdout
     return ""
 
 
-def _flags() -> tuple[str, ...]:
-    return _FLAGS + (_FLAGS_16 if _has(_UNITS_16) else ()) + (_FLAGS_MATRIX if _has(*_UNITS_MATRIX) else ())
+def _is_intact(path: Path) -> bool:
+    """Whether the file is there and ends in the checksum of the rest."""
+    if not path.exists():
+        return False
+    content = path.read_bytes()
+    return content[-_CHECKSUM_BYTES:] == _CHECKSUM(content[:-_CHECKSUM_BYTES]).digest()
 
 
-def _library() -> Path:
-    """Where the compiled kernel lies: by what it is made of."""
-    made_of = repr((_flags(), torch.__version__)).encode() + b"".join(part.read_bytes() for part in _PARTS)
-    return paths.home() / "kernels" / f"native-{hashlib.sha256(made_of).hexdigest()[:16]}.so"
-
-
-def _compile(to: Path) -> None:
-    if (compiler := shutil.which("gcc")) is None:
-        raise FileNotFoundError("gcc")
-    to.parent.mkdir(exist_ok=True)
-    # torch's own OpenMP: a second one would have threads of its own, which wait by spinning
-    openmp = sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))
-    with tempfile.TemporaryDirectory(dir=to.parent) as work:
-        made = Path(work) / to.name
-        subprocess.run(
-            [compiler, *_flags(), str(_SOURCE), *map(str, openmp), "-lm", "-o", str(made)],
-            check=True,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+def _compile(to: Path, base: InstructionSet, extensions: list[InstructionSet], compiler: str | None) -> None:
+    """Compile the library with as many of the extensions as the compiler knows. Raises BuildError, or OSError if the
+    folder cannot be written to."""
+    if compiler is None:
+        raise BuildError("the compiler gcc, to compile its kernels once")
+    to.parent.mkdir(parents=True, exist_ok=True)
+    reason = ""
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        made = Path(folder) / to.name
+        for flags in _attempts(base, extensions):
+            reason = _run_compiler([compiler, *FLAGS, *flags, str(SOURCE), *_openmp(), "-lm", "-o", str(made)])
+            if not reason:
+                break
+            _LOG.info("kernels.c was not compiled with %s: %s", " ".join(flags), reason)
+        else:
+            raise BuildError(f"the compiler gcc, to compile its kernels once ({reason})")
+        made.write_bytes((content := made.read_bytes()) + _CHECKSUM(content).digest())
         os.replace(made, to)
+    _remove_old(to.parent)
+
+
+def _attempts(base: InstructionSet, extensions: list[InstructionSet]) -> Iterator[tuple[str, ...]]:
+    """The flags with all extensions, then with fewer and fewer."""
+    for count in range(len(extensions), -1, -1):
+        yield sum((part.flags for part in (base, *extensions[:count])), ())
+
+
+def _openmp() -> list[str]:
+    """torch's own OpenMP library: a second one would bring threads of its own, which wait by spinning."""
+    return [str(path) for path in sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))]
+
+
+def _run_compiler(command: list[str]) -> str:
+    """The first error that the compiler reports, or "" where it succeeded."""
+    try:
+        done = subprocess.run(
+            command, check=False, capture_output=True, text=True, timeout=_TIMEOUT_S, env={**os.environ, "LC_ALL": "C"}
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return _first_line(error)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return _first_line([*errors, *lines, f"exit code {done.returncode}"][0])
+
+
+def _first_line(said: object) -> str:
+    return next(iter(str(said).splitlines()), "")[:200]
+
+
+def _remove_old(folder: Path) -> None:
+    """Keep the libraries that were compiled last: of this version, and of others that share the folder."""
+    with contextlib.suppress(OSError):
+        for old in sorted(folder.glob("native-*.so"), key=lambda path: path.stat().st_mtime)[:-_LIBRARIES_KEPT]:
+            old.unlink(missing_ok=True)

@@ -1,13 +1,16 @@
-/* What a decode step spends its time on, for processors with AVX-512 VNNI and BF16: products with weights of 4, 8, 16
-   or 32 bits, attention, and a decoder's layers of both. A row's result does not depend on how many rows there are.
+/* The kernels of a decode step on a CPU with AVX-512 VNNI and BF16: products with weights of 4, 8, 16 or 32 bits,
+   attention, whole decoder layers, a block drafter's round, and a sequential read of memory. A row's result is the same
+   bit for bit however many rows there are.
 
-   Functions whose names end in _shared are called by every thread of a team; they share the work. */
+   Functions ending in _team contain OpenMP work-sharing loops: every thread of the parallel region around them must
+   call them. Activations are float32 and row-major. */
 
 #define _GNU_SOURCE
 #include <float.h>
 #include <immintrin.h>
 #include <math.h>
 #include <omp.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -15,31 +18,35 @@
 
 #include "products.h"
 
-#include "attention.h" /* after it: it raises numbers to powers by the same function */
+#include "attention.h" /* after it: uses its exp_ps */
 
-/* ---- a decoder's layers */
+/* ---- decoder layers */
 
-/* One layer: gains of its norms, its weights, keys and values, and where its output goes beside (or null). */
+/* One decoder layer: gains of its two norms, its packed weights, its keys and values, and where its output is copied
+(tap, or null). */
 typedef struct {
-    const float *norm_1, *norm_2;
-    const uint8_t *qkv, *out, *gate_up, *down;
-    float *keys, *values, *tap;
-} Layer;
+    const float *norm_1, *norm_2;              /* [hidden] */
+    const uint8_t *qkv, *out, *gate_up, *down; /* [(heads + 2 kv_heads) head_dim, hidden], [hidden, heads head_dim],
+                                                   [2 inner, hidden], [hidden, inner] */
+    float *keys, *values;                      /* [slots, kv_heads, capacity, head_dim] */
+    float *tap;                                /* [tokens, hidden] */
+} DecoderLayer;
 
-/* x [tokens, hidden] through `count` layers, in place, by every thread of a team. inner: numbers that the gates let
-through. bits: of the weights. numbers: room for [tokens, heads + 2 kv_heads, dim], [tokens, heads, dim] and [tokens, 2
-inner] ones; room: of the product with the most inputs. */
-static void layers_shared(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
-                          int bits, float *numbers, char *room)
+/* x [tokens, hidden] through `count` layers, in place; by a team. inner: width of the feed-forward; bits: of the
+weights. scratch: tokens * ((2 heads + 2 kv_heads) head_dim + 2 inner) floats; input_scratch: of the product with the
+most inputs. */
+static void layers_team(const DecoderLayer *layers, long count, const AttentionMetadata *pass, float *x, long hidden,
+                        long inner, float eps, int bits, float *scratch, char *input_scratch)
 {
-    const long tokens = pass->tokens, mixed = pass->heads * pass->dim, packed = mixed + 2 * pass->kv_heads * pass->dim;
-    float *heads = numbers, *attended = heads + tokens * packed, *gates = attended + tokens * mixed;
-    for (const Layer *of = layers; of < layers + count; of++) {
-        product_shared(x, tokens, hidden, of->norm_1, eps, 0, bits, of->qkv, packed, 0, heads, room);
-        attend_shared(pass, heads, of->keys, of->values, attended);
-        product_shared(attended, tokens, mixed, 0, 0, 0, bits, of->out, hidden, x, x, room);
-        product_shared(x, tokens, hidden, of->norm_2, eps, 0, bits, of->gate_up, 2 * inner, 0, gates, room);
-        product_shared(gates, tokens, inner, 0, 0, 1, bits, of->down, hidden, x, x, room);
+    const long tokens = pass->tokens, width = pass->heads * pass->head_dim;
+    const long qkv_width = width + 2 * pass->kv_heads * pass->head_dim;
+    float *qkv = scratch, *attended = qkv + tokens * qkv_width, *gate_up = attended + tokens * width;
+    for (const DecoderLayer *of = layers; of < layers + count; of++) {
+        product_team(x, tokens, hidden, of->norm_1, eps, 0, bits, of->qkv, qkv_width, 0, qkv, input_scratch);
+        attend_team(pass, qkv, of->keys, of->values, attended);
+        product_team(attended, tokens, width, 0, 0, 0, bits, of->out, hidden, x, x, input_scratch);
+        product_team(x, tokens, hidden, of->norm_2, eps, 0, bits, of->gate_up, 2 * inner, 0, gate_up, input_scratch);
+        product_team(gate_up, tokens, inner, 0, 0, 1, bits, of->down, hidden, x, x, input_scratch);
         if (of->tap) {
 #pragma omp single
             memcpy(of->tap, x, tokens * hidden * sizeof(float));
@@ -47,19 +54,20 @@ static void layers_shared(const Layer *layers, long count, const Pass *pass, flo
     }
 }
 
-/* As layers_shared, with a team of its own. */
-void decode_layers(const Layer *layers, long count, const Pass *pass, float *x, long hidden, long inner, float eps,
-                   int bits, float *numbers, char *room, int threads)
+/* As layers_team, by a team of its own. */
+void decode_layers(const DecoderLayer *layers, long count, const AttentionMetadata *pass, float *x, long hidden,
+                   long inner, float eps, int bits, float *scratch, char *input_scratch, int threads)
 {
 #pragma omp parallel num_threads(threads)
-    layers_shared(layers, count, pass, x, hidden, inner, eps, bits, numbers, room);
+    layers_team(layers, count, pass, x, hidden, inner, eps, bits, scratch, input_scratch);
 }
 
 #include "block.h"
 
-/* ---- the memory */
+/* ---- memory */
 
-/* Reads `bytes` (a multiple of 256) as fast as weights are read. Returns the sum of its 64-bit numbers. */
+/* Reads bytes [bytes], a multiple of 256, in order and as fast as weights are read. Returns the sum of its 64-bit
+integers. */
 int64_t stream(const char *from, long bytes, int threads)
 {
     int64_t sum = 0;
@@ -70,10 +78,21 @@ int64_t stream(const char *from, long bytes, int threads)
 #pragma omp for schedule(static)
         for (long i = 0; i < bytes; i += 256)
             for (int j = 0; j < 4; j++) {
-                _mm_prefetch(from + i + 64 * j + AHEAD, _MM_HINT_T0);
+                _mm_prefetch(from + i + 64 * j + PREFETCH, _MM_HINT_T0);
                 part[j] = _mm512_add_epi64(part[j], _mm512_loadu_si512(from + i + 64 * j));
             }
         for (int j = 0; j < 4; j++) sum += _mm512_reduce_add_epi64(part[j]);
     }
     return sum;
 }
+
+/* ---- what Python mirrors: compared with binding.py when the library is loaded */
+
+/* sizeof, and the offset of the last field, of each structure in binding.py's order. */
+const long struct_layouts[] = {
+    sizeof(AttentionMetadata), offsetof(AttentionMetadata, scores), sizeof(DecoderLayer), offsetof(DecoderLayer, tap),
+    sizeof(BlockDrafter),      offsetof(BlockDrafter, head),        sizeof(SerialHead),   offsetof(SerialHead, head),
+};
+
+/* The sizes that Python allocates by. */
+const long tile_sizes[] = {QUERY_TILE, KEY_TILE, GROUP, OUTPUTS, SCRATCH_ROWS, sizeof(QuantizedGroup)};

@@ -6,6 +6,7 @@ moment, and what it had fetched so far is taken up again by the next one.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from specviz.errors import FetchError
 from specviz.loader import model_folder, requirements
 from specviz.loader.child_process import Job, run_child, send
 from specviz.loader.pairs import Source
+from specviz.loader.runnable import check_runs
 
 
 def cached(source: Source) -> Path | None:
@@ -56,6 +58,7 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
             )
         if "config.json" not in chosen:
             raise FetchError(f"{repo} has no config.json: it is not a transformers model.")
+        check_runs(hub_config(repo, revision), repo)
         if not weights:
             chosen = {name for name in chosen if ".safetensors" not in name}
         wanted = sum(file.file_size for file in plan if file.filename in chosen and file.will_download)
@@ -69,6 +72,14 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
         raise
     except Exception as error:  # the client raises its own, its HTTP library's and OSErrors
         raise FetchError(explain(error, repo, revision)) from None
+
+
+def hub_config(repo: str, revision: str | None = None) -> dict:
+    """The config.json of a Hub model, downloaded alone (some kilobytes); an empty dict for one that is no object."""
+    import huggingface_hub
+
+    config = json.loads(Path(huggingface_hub.hf_hub_download(repo, "config.json", revision=revision)).read_bytes())
+    return config if isinstance(config, dict) else {}
 
 
 def explain(error: BaseException, repo: str, revision: str | None) -> str:

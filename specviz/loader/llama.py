@@ -1,7 +1,7 @@
 """A plain Llama without transformers: its config, and its weights in modules of the stock names.
 
 Importing transformers' modelling code takes longer than loading a small model. A folder that holds no more than what
-LeanLlama computes is read here. Every other one is left to transformers, which also says what is wrong with it.
+FusedLlama computes is read here. Every other one is left to transformers, which also says what is wrong with it.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class _Embedding(nn.Embedding):
 
 class Llama(nn.Module):
     """The weights of a plain Llama, named and laid out as in transformers' LlamaForCausalLM. It has no forward of its
-    own: LeanLlama computes with it."""
+    own: FusedLlama computes with it."""
 
     def __init__(self, config: LlamaConfig):
         """The weights are left as they come, to be set by `load_state_dict`."""

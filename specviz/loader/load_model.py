@@ -15,7 +15,7 @@ import torch
 from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
 from specviz.hardware.machine import has_bf16_units, resolve_device
 from specviz.hardware.options import PRECISIONS
-from specviz.kernels import build
+from specviz.kernels import binding
 from specviz.loader import end_tokens, llama, model_folder, requirements, tokenizer
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.fetch import Progress, fetch, fetch_small
@@ -98,7 +98,7 @@ def resolve_precision(name: str, device: str, source: Source | None = None) -> s
         raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
     if name == "int4" and device != "cpu":
         raise SettingsError(f"int4 is for processors: on {device} choose bf16, fp16 or fp32.")
-    if name == "int4" and (lacking := build.why_not()):
+    if name == "int4" and (lacking := binding.missing_requirement()):
         raise SettingsError(f"There is no int4 here, as it needs {lacking}: choose bf16 or fp32.")
     if name != "auto":
         return name
@@ -111,7 +111,7 @@ def resolve_precision(name: str, device: str, source: Source | None = None) -> s
 
 def usable(source: Source) -> tuple[str, ...]:
     """The precisions that a source allows on a processor and that this one has units for, the default first."""
-    has_units = {"int4": lambda: not build.why_not(), "bf16": has_bf16_units}
+    has_units = {"int4": lambda: not binding.missing_requirement(), "bf16": has_bf16_units}
     return tuple(p for p in source.on_cpu if has_units[p]())
 
 

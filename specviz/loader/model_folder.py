@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specviz.errors import FetchError
+from specviz.loader.runnable import check_runs
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tokenizer_config.json")
 _SMALL_FILES = (
@@ -105,6 +106,7 @@ def read_config(path: Path) -> dict:
             f"The weights in {path} are quantised ({method}); SpecViz runs fp32, bf16 and fp16 weights, "
             "and GGUF files, which it converts: choose the unquantised model."
         )
+    check_runs(config, path.name)
     return config
 
 

@@ -14,6 +14,7 @@ from specviz.errors import FetchError, MemoryBudgetError, SpecVizError
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader import model_folder
 from specviz.loader.pairs import Pair, Size, Source, size_of
+from specviz.loader.runnable import check_runs
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int4": 4}
 """While a model is loaded: int4 is made of fp32."""
@@ -35,7 +36,7 @@ class Needs:
     free_disk: int
     free_memory: int
     fits: bool
-    """False if disk or memory is known to be short; True also when the sizes are not known."""
+    """False if disk or memory is known to be short, or a model cannot run; True also when the sizes are not known."""
     sentence: str
 
 
@@ -56,9 +57,11 @@ def needs(
     download = disk = memory = 0
     places = {paths.home()}
     known = True
+    refusals = []
     for source in (pair.target, pair.draft):
         if source is None:
             continue
+        refusals += [words] if (words := _why_not(source, ask_hub)) else []
         here, size = fetched(source), size_of(source)
         if here is not None:
             size = _folder_size(here) or size
@@ -85,7 +88,9 @@ def needs(
             f"{start}{where} about {gigabytes(memory)} in {precision} "
             f"(free now: disk {gigabytes(free_disk)}, {where} {gigabytes(free_memory)})."
         )
-    if short_memory:
+    if refusals:
+        sentence = refusals[0]
+    elif short_memory:
         sentence += " It does not fit the memory: close other programs, or choose a smaller pair"
         sentence += " or bf16." if precision == "fp32" else "."
     elif short_disk:
@@ -98,9 +103,27 @@ def needs(
         memory if known else None,
         free_disk,
         free_memory,
-        not (short_disk or short_memory),
+        not (short_disk or short_memory or refusals),
         sentence,
     )
+
+
+def _why_not(source: Source, ask_hub: bool) -> str:
+    """Why SpecViz cannot run a model, from its config.json alone, in a sentence; empty if nothing is known against."""
+    from specviz.loader import hub
+
+    try:
+        if source.kind == "folder" and (Path(source.path) / "config.json").is_file():
+            model_folder.read_config(Path(source.path))
+        elif source.kind == "hub" and (here := hub.cached(source)) is not None:
+            model_folder.read_config(here)
+        elif source.kind == "hub" and ask_hub:
+            check_runs(hub.hub_config(source.repo, source.revision), source.repo)
+    except SpecVizError as error:
+        return str(error)
+    except Exception:  # many kinds (network, gated, not found); the fetch itself reports which
+        return ""
+    return ""
 
 
 def memory_bytes(size: Size, precision: str, cached_tokens: int) -> int:

@@ -22,7 +22,7 @@ from specviz.loader.llama import Llama
 from specviz.models.attention import PackedAttention, attend
 from specviz.models.cache import Pass, RaggedCache
 from specviz.models.config_limits import first_layers_config, position_limit
-from specviz.models.fused import LeanLlama, serves
+from specviz.models.fused import FusedLlama, is_plain_llama
 from specviz.models.graphs import graphs_of
 from specviz.models.weight_storage import Product
 from specviz.sampling.transfer import onto, starts_of
@@ -74,11 +74,11 @@ class CausalModel:
     """Shared weights. `lock` is held for one forward at a time; caches belong to the runs."""
 
     def __init__(
-        self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False, lean: LeanLlama | None = None
+        self, module: torch.nn.Module, narrow: bool = False, four_bit: bool = False, fused: FusedLlama | None = None
     ):
         """narrow: the matrices of a float32 model may be held in fewer bits where that is faster: for drafters, whose q
         is that of the very products they make. four_bit: those of its layers are held in the 4 bits in which they were
-        published; raises SettingsError if that cannot be. lean: its forward, if there is one already."""
+        published; raises SettingsError if that cannot be. fused: its forward, if there is one already."""
         self.module = module.eval().requires_grad_(False)
         self.config = module.config.get_text_config()
         self.lock = threading.Lock()
@@ -100,16 +100,16 @@ class CausalModel:
         """Tokens that a text may have, and why no more where that is fewer than the config's figure."""
         if not isinstance(module, Llama):
             _use_ragged_attention(module)
-        self._lean = lean or _lean(module, narrow, four_bit)
-        self.native_bits = None if self._lean is None else self._lean.bits
+        self._fused = fused or _fused(module, narrow, four_bit)
+        self.native_bits = None if self._fused is None else self._fused.bits
         """Of a weight of its layers where kernels.c runs them, else None."""
         held: float = self.dtype.itemsize
-        if self._lean is not None:
-            held, self.dtype = self._lean.weight_bytes, self._lean.stream
-        self.graphs = graphs_of(self, self._lean)
+        if self._fused is not None:
+            held, self.dtype = self._fused.weight_bytes, self._fused.stream
+        self.graphs = graphs_of(self, self._fused)
         """CUDA graphs of its passes, on a CUDA GPU only."""
         shape = ModelShape.from_config(self.config, held, self.dtype.itemsize)
-        self.shape = shape if self._lean is None else replace(shape, head_bytes=self._lean.head.weight_bytes)
+        self.shape = shape if self._fused is None else replace(shape, head_bytes=self._fused.head.weight_bytes)
 
     def first(self, layers: int) -> Self:
         """The model of its first layers, then its norm and head. All weights are its own."""
@@ -124,9 +124,9 @@ class CausalModel:
                 "Choose another drafter, such as ngram."
             ) from None
         module.tie_weights()
-        if self._lean is None:
+        if self._fused is None:
             return type(self)(module.to(self.device))
-        return type(self)(module, lean=self._lean.first(layers))
+        return type(self)(module, fused=self._fused.first(layers))
 
     def prompt_room(self, new_tokens: int) -> int | None:
         """The longest prompt, in tokens, that has positions beside `new_tokens`; None if no limit is known."""
@@ -135,8 +135,8 @@ class CausalModel:
     @property
     def products(self) -> list[tuple[Product, tuple[int, int]]]:
         """Every product by a weight, as a pass makes it, with the weight's [out, in]; the head's last."""
-        if self._lean is not None:
-            return [(product, product.shape) for product in self._lean.products]
+        if self._fused is not None:
+            return [(product, product.shape) for product in self._fused.products]
         return [(m, tuple(m.weight.shape)) for m in self.module.modules() if isinstance(m, torch.nn.Linear)]
 
     def eos_ids(self) -> frozenset[int]:
@@ -184,7 +184,7 @@ class CausalModel:
             if wanted != counts:
                 keep = onto([i for end, n in zip(accumulate(counts), wanted) for i in range(end - n, end)], self.device)
             flat = _flat(tokens, self.device)
-            run = self._stock if self._lean is None else self._lean_pass
+            run = self._stock if self._fused is None else self._fused_pass
             packed, by_layer = run(plan, flat, taps, keep)
             packed = torch.empty(0, self.vocab_size, device=self.device) if packed is None else packed.float()
             self.forwards += 1
@@ -192,8 +192,8 @@ class CausalModel:
         tapped = list(torch.cat([by_layer[i] for i in taps], dim=-1).split(counts)) if taps else None
         return Output(packed, starts_of(wanted), wanted, tapped)
 
-    def _lean_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
-        return self._lean(flat, plan.position_of, PackedAttention(plan), taps, keep, plan.longest)
+    def _fused_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
+        return self._fused(flat, plan.position_of, PackedAttention(plan), taps, keep, plan.longest)
 
     def _stock(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         """The module's own forward: logits [kept, V] or None, and the outputs [N, D] of the tapped layers."""
@@ -223,10 +223,10 @@ def _flat(tokens: Sequence[Sequence[int] | torch.Tensor], device: torch.device) 
     return onto([t for of_row in tokens for t in of_row], device)
 
 
-def _lean(module: torch.nn.Module, narrow: bool, four_bit: bool) -> LeanLlama | None:
-    if serves(module):
+def _fused(module: torch.nn.Module, narrow: bool, four_bit: bool) -> FusedLlama | None:
+    if is_plain_llama(module):
         try:
-            return LeanLlama(module, narrow, four_bit)
+            return FusedLlama(module, narrow, four_bit)
         except ValueError as error:
             raise SettingsError(f"This model cannot run in int4: {error} Choose fp32 or bf16.") from None
     if four_bit:

@@ -24,6 +24,8 @@ def first_layers_config(raw: dict[str, Any], layers: int) -> dict[str, Any]:
     if isinstance(types := raw.get("attention_types"), list):  # GPT-Neo: [[kinds, repeats], ...]
         kinds = [kind for group, repeats in types for kind in group * repeats]
         cut["attention_types"] = [[kinds[:layers], 1]]
+    if isinstance(raw.get("max_window_layers"), int):
+        cut["max_window_layers"] = min(raw["max_window_layers"], layers)
     return cut | {count_key: layers}
 
 
@@ -72,6 +74,6 @@ def _switch(rope: dict, most: int | None) -> dict[str, int]:
     limit = None
     if "dynamic" in kind:
         limit = most
-    elif kind == "longrope" and rope.get("short_factor") != rope.get("long_factor"):
+    elif kind in ("longrope", "su") and rope.get("short_factor") != rope.get("long_factor"):
         limit = rope.get("original_max_position_embeddings")
     return {} if limit is None else {kind: limit}

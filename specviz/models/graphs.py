@@ -306,7 +306,7 @@ class Graphs(Recordings):
 
     def __init__(
         self,
-        lean,
+        fused,
         layers: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -315,11 +315,11 @@ class Graphs(Recordings):
         recorder: Recorder | None = None,
         reason: str = "",
     ):
-        """lean: the LeanLlama, or None with a reason. longest: the last position that the model has."""
+        """fused: the FusedLlama, or None with a reason. longest: the last position that the model has."""
         super().__init__(
-            layers, lean.kv_heads if lean else 0, lean.dim if lean else 0, device, dtype, longest, recorder, reason
+            layers, fused.kv_heads if fused else 0, fused.dim if fused else 0, device, dtype, longest, recorder, reason
         )
-        self.lean, self.vocab_size = lean, vocab_size
+        self.fused, self.vocab_size = fused, vocab_size
 
     def forward(
         self,
@@ -400,19 +400,19 @@ class Graphs(Recordings):
         width = rows * count
         ids, positions, written, read = inputs.split((width, width, width, rows))
         attend = store_attention(
-            store, columns, positions, written, positions, read, gather, self.lean.heads // self.kv_heads
+            store, columns, positions, written, positions, read, gather, self.fused.heads // self.kv_heads
         )
-        logits, by_layer = self.lean(ids, positions, attend, taps, None, longest=self.longest)
+        logits, by_layer = self.fused(ids, positions, attend, taps, None, longest=self.longest)
         tapped = {"taps": torch.cat([by_layer[i] for i in taps], dim=-1)} if taps else {}
         return {"logits": logits.float(), **tapped}
 
 
-def graphs_of(model, lean) -> Graphs | None:
-    """The graphs of a CausalModel whose written-out forward is `lean` (or None): None on anything but a CUDA GPU."""
+def graphs_of(model, fused) -> Graphs | None:
+    """The graphs of a CausalModel whose written-out forward is `fused` (or None): None on anything but a CUDA GPU."""
     if model.device.type != "cuda":
         return None
-    reason = "" if lean is not None else f"{type(model.module).__name__} runs its own modules, which are not recorded"
-    return Graphs(lean, model.layers, model.device, model.dtype, model.vocab_size, last_position(model), reason=reason)
+    reason = "" if fused is not None else f"{type(model.module).__name__} runs its own modules, which are not recorded"
+    return Graphs(fused, model.layers, model.device, model.dtype, model.vocab_size, last_position(model), reason=reason)
 
 
 def last_position(model) -> int:

@@ -1,6 +1,6 @@
-"""A decoder's layers by kernels.c: all of them in one call, without a step of Python between.
+"""A decoder's layers as one call of kernels.c, without Python between them.
 
-Knows products, caches and attention; what stands before and after the layers is models/lean.py's and the drafters'.
+Embedding, final norm and head are the caller's (models/lean.py and the drafters).
 """
 
 from __future__ import annotations
@@ -12,14 +12,22 @@ from typing import Self
 
 import torch
 
-from specviz.kernels import build
-from specviz.kernels.packed import PackedLinear, bring_together, room_for
-from specviz.models.attention import PackedAttention, native_pass
+from specviz.kernels import binding, packed
+from specviz.kernels.packed import PackedLinear, move_to_huge_pages
+from specviz.models.attention import PackedAttention, attention_metadata
 from specviz.models.cache import RaggedCache
+
+HEAD_DIM_MULTIPLE = 64
+"""Attention reads heads in steps of this many floats."""
+
+
+def supports(weights: Iterable[torch.Tensor], head_dim: int, bits: int) -> bool:
+    """Whether NativeLayers runs layers with these weights and heads, rounded to that many bits."""
+    return head_dim % HEAD_DIM_MULTIPLE == 0 and all(packed.supports(weight, bits) for weight in weights)
 
 
 class NativeLayers:
-    """As models.lean.Blocks."""
+    """As models.lean.FusedLayers."""
 
     def __init__(
         self,
@@ -31,19 +39,29 @@ class NativeLayers:
         bits: int,
         nearest: bool = False,
     ):
-        """For each layer the gains [D] of its two norms, and its four weights as models.lean.Block wants them. dim: of
-        a head. bits, nearest: as PackedLinear's. Raises ValueError if the weights cannot be held in so many bits."""
-        if dim % 64:
-            raise ValueError(f"it needs heads of 64 numbers, or twice as many, not of {dim}.")
+        """For each layer the gains [D] of its two norms, and its four weights in the order of models.lean.FusedLayer.
+        dim: of a head. bits, nearest: as PackedLinear's. Raises ValueError if that cannot be."""
+        if dim % HEAD_DIM_MULTIPLE:
+            raise ValueError(f"it needs heads of {HEAD_DIM_MULTIPLE} values or a multiple of that, not of {dim}.")
         self._norms, self._eps, self._kv_heads, self._dim = norms, eps, kv_heads, dim
         self._bits = bits
         self._products = [[PackedLinear(weight, bits, nearest) for weight in layer] for layer in weights]
-        bring_together(self.products)
+        move_to_huge_pages(self.products)
+        (self._qkv_width, self.hidden), (_, self._width), _, (_, self.inner) = (p.shape for p in self._products[0])
 
     @property
     def products(self) -> list[PackedLinear]:
         """In the order of a pass."""
         return [product for layer in self._products for product in layer]
+
+    @property
+    def most_inputs(self) -> int:
+        """Inputs of the product that has the most, for the input scratch."""
+        return max(self.hidden, self._width, self.inner)
+
+    def scratch_floats(self, tokens: int) -> int:
+        """Floats of scratch that a pass of these tokens needs: queries, keys and values; attention; gate and up."""
+        return tokens * (self._qkv_width + self._width + 2 * self.inner)
 
     def first(self, layers: int) -> Self:
         """These first layers."""
@@ -59,52 +77,61 @@ class NativeLayers:
         sin: torch.Tensor,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        tokens, width = hidden.shape
-        qkv, out, gate_up, _ = (product.shape for product in self._products[0])
-        inner = gate_up[0] // 2
+        """As FusedLayers': hidden [N, D] float32 after all layers, and after the tapped ones. cos, sin [N, 1, d]."""
+        tokens, plan = len(hidden), attend.plan
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         tapped = {layer: torch.empty_like(hidden) for layer in taps}
-        layers = self.on(attend.plan.cache)
+        layers = self.bind(plan.cache)
         for i, layer in enumerate(layers):
             layer.tap = tapped[i].data_ptr() if i in tapped else None
-        of_pass, _kept = native_pass(
-            attend.plan, out[1] // self._dim, self._kv_heads, self._dim, cos, sin, attend.plan.cache.keys[0].shape[2]
+        metadata, _buffers = attention_metadata(
+            plan.slot_of,
+            plan.position_of,
+            plan.last_seen_of,
+            cos,
+            sin,
+            self._width // self._dim,
+            self._kv_heads,
+            plan.cache.keys[0].shape[2],
         )
-        numbers = torch.empty(tokens * (qkv[0] + out[1] + 2 * inner))
-        room = room_for(tokens, max(width, out[1], inner))
-        build.kernels(self._bits).decode_layers(
+        scratch = torch.empty(self.scratch_floats(tokens))
+        input_scratch = binding.input_scratch(tokens, self.most_inputs)
+        binding.kernels(self._bits).decode_layers(
             layers,
             len(layers),
-            ctypes.byref(of_pass),
-            hidden.data_ptr(),
-            width,
-            inner,
+            ctypes.byref(metadata),
+            binding.address("hidden", hidden, (tokens, self.hidden)),
+            self.hidden,
+            self.inner,
             self._eps,
             self._bits,
-            numbers.data_ptr(),
-            room.data_ptr(),
+            scratch.data_ptr(),
+            input_scratch.data_ptr(),
             torch.get_num_threads(),
         )
         return hidden, tapped
 
-    def on(self, cache: RaggedCache) -> ctypes.Array[build.Layer]:
-        """The layers as kernels.c wants them, with a cache's stores: made anew when these have grown."""
+    def bind(self, cache: RaggedCache) -> ctypes.Array[binding.DecoderLayer]:
+        """kernels.c's layers with the addresses of weights and of this cache's keys and values; made again when these
+        have moved."""
         first, _ = cache.stores(0, self._kv_heads, self._dim)
         if cache.native is None or cache.native[0] is not first:
-            stores = [cache.stores(i, self._kv_heads, self._dim) for i in range(len(self._products))]
             cache.native = (
                 first,
-                (build.Layer * len(stores))(
-                    *(
-                        (
-                            *(gain.data_ptr() for gain in norms),
-                            *(product.packed.data_ptr() for product in products),
-                            keys.data_ptr(),
-                            values.data_ptr(),
-                            None,
-                        )
-                        for norms, products, (keys, values) in zip(self._norms, self._products, stores)
-                    )
+                (binding.DecoderLayer * len(self._products))(
+                    *(self._layer(i, cache) for i in range(len(self._products)))
                 ),
             )
         return cache.native[1]
+
+    def _layer(self, index: int, cache: RaggedCache) -> tuple[int | None, ...]:
+        """The fields of one native.DecoderLayer."""
+        keys, values = cache.stores(index, self._kv_heads, self._dim)
+        shape = (keys.shape[0], self._kv_heads, keys.shape[2], self._dim)
+        return (
+            *(binding.address("gain", gain, (self.hidden,)) for gain in self._norms[index]),
+            *(product.address() for product in self._products[index]),
+            binding.address("keys", keys, shape),
+            binding.address("values", values, shape),
+            None,
+        )

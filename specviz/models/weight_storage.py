@@ -1,6 +1,6 @@
-"""CPU products with weights stored in fewer bits than they are multiplied in, so that fewer bytes are read.
+"""Linear layers that store weights in fewer bits than they multiply in, by torch's operators: fewer bytes to stream.
 
-Each row of a result is the same, bit for bit, for any number of rows.
+Each row of a result is the same bit for bit, whatever the number of rows. On a CPU only.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Int8Linear:
-    """Multiplies by one weight [out, in] held as int8 with a scale per row, on inputs in bfloat16."""
+    """Multiplies by one weight [out, in] stored as int8 with a scale per output; activations in bfloat16."""
 
     def __init__(self, weight: torch.Tensor):
         scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
@@ -28,14 +28,14 @@ class Int8Linear:
         return torch._weight_int8pack_mm(x.bfloat16(), self.weight, self._scale).to(x.dtype)
 
 
-def can_hold_int8(weights: Sequence[torch.Tensor]) -> bool:
-    """Whether Int8Linear serves these weights: its operator reads inputs in blocks of 32 and does not check."""
+def fits_int8(weights: Sequence[torch.Tensor]) -> bool:
+    """Whether Int8Linear works with these weights: its operator reads inputs in blocks of 32 without a check."""
     there = hasattr(torch, "_weight_int8pack_mm")
     return there and all(w.device.type == "cpu" and w.shape[1] % 32 == 0 for w in weights)
 
 
 class Fp16Linear:
-    """Multiplies by one weight [out, in] stored as float16, widened as it is read. Inputs, sums, results are float32.
+    """Multiplies by one weight [out, in] stored as float16; activations, sums and results are float32.
 
     Inputs are padded to whole blocks of `independent_block()` rows, so that every row is summed in the same order.
     """
@@ -76,7 +76,7 @@ def _in_blocks(x: torch.Tensor, packed: torch.Tensor, block: int) -> torch.Tenso
     return torch.ops.quantized.linear_dynamic_fp16(rows, packed)[: len(x)]
 
 
-def can_hold_fp16(weight: torch.Tensor) -> bool:
-    """Whether Fp16Linear serves this weight."""
+def fits_fp16(weight: torch.Tensor) -> bool:
+    """Whether Fp16Linear works with this weight: its values are in float16's range."""
     there = weight.device.type == "cpu" and {"fbgemm", "x86"} & set(torch.backends.quantized.supported_engines)
     return bool(there) and weight.abs().max().item() < torch.finfo(torch.float16).max and independent_block() > 0

@@ -15,7 +15,7 @@ from specviz.loader import load_model
 from specviz.loader.hub_config import hub_config
 from specviz.loader.llama import LlamaConfig
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.models.fused import held
+from specviz.models.fused import with_storage_width
 from specviz.trace.records import MAX_K, Ceilings
 
 HERE, OWN = "This machine (measured)", "Your own"
@@ -136,7 +136,7 @@ def controls() -> Setup:
     name, config = _model(typed or EMBEDDED_SHAPE)
     shape = _stored(shapes.from_config(config, name), precision, None if device == HERE else STORED[stored])
     if device == HERE and here == "cpu" and LlamaConfig.from_dict(config) is not None:
-        shape = held(shape, precision)
+        shape = with_storage_width(shape, precision)
     draft = (
         _layers(shape, max(1, shape.layers // 5))
         if drafter == FIRST_LAYERS

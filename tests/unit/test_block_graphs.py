@@ -1,4 +1,4 @@
-"""CUDA graphs of block drafters as far as a processor can show them: launches draft what is drafted eagerly."""
+"""CUDA graphs of block drafters, tested on the CPU with a fake recorder: graphs draft what eager rounds draft."""
 
 import random
 
@@ -31,9 +31,9 @@ def target():
 
 
 def launched(drafter, fails=False):
-    """A drafter whose passes are launched from a recorder that does the work again."""
-    drafter.lean.graphs = drafter.graphs = BlockGraphs(drafter.lean, torch.device("cpu"), 500, FakeRecorder(fails))
-    drafter._cache = drafter.lean.new_cache()
+    """A drafter whose graphs come from a recorder that runs the work again."""
+    drafter.fused.graphs = drafter.graphs = BlockGraphs(drafter.fused, torch.device("cpu"), 500, FakeRecorder(fails))
+    drafter._cache = drafter.fused.new_cache()
     return drafter
 
 
@@ -54,7 +54,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("settings", WARPS, ids=["greedy", "sampled", "cut"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_launches_draft_what_is_drafted_eagerly(target, kind, settings):
+def test_graphs_draft_what_eager_rounds_draft(target, kind, settings):
     """Thirty rounds over rows that come and go, with their own K, commits of uneven length, and rows that sit out."""
     chance = random.Random(0)
     pair = both(kind, target, settings)
@@ -88,7 +88,7 @@ def test_launches_draft_what_is_drafted_eagerly(target, kind, settings):
     assert graphs.replayed == 30 and 1 < graphs.recorded < 30 and not graphs.eager, graphs.note
 
 
-def test_more_context_than_a_graph_takes_is_read_eagerly_and_the_next_round_is_launched_again(target):
+def test_more_context_than_a_graph_takes_runs_eagerly_and_the_next_round_is_a_graph_again(target):
     pair = both("hybrid", target, WARPS[1])
     for drafter in pair:
         drafter.start(0, [1, 2, 3], torch.ones(2, len(TAPS) * SIZE), 200)
@@ -100,7 +100,7 @@ def test_more_context_than_a_graph_takes_is_read_eagerly_and_the_next_round_is_l
     assert (pair[1].graphs.eager, pair[1].graphs.replayed) == (1, 1)
 
 
-def test_proposing_twice_without_a_commit_says_the_same(target):
+def test_proposing_twice_without_a_commit_gives_the_same_drafts(target):
     """New context enters once, however often it is asked for."""
     drafter = both("parallel", target, WARPS[0])[1]
     drafter.start(0, [1, 2, 3], torch.ones(2, len(TAPS) * SIZE), 60)
@@ -113,7 +113,7 @@ def test_proposing_twice_without_a_commit_says_the_same(target):
 
 @pytest.mark.parametrize("settings", [Settings(k=5, temperature=t, max_new_tokens=40) for t in (0.0, 1.0)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_whole_run_says_the_same(target, kind, settings):
+def test_a_whole_run_gives_the_same_texts(target, kind, settings):
     prompts = [[3, 14, 15, 9, 26, 5, 35], [7, 8], [1]]
 
     def texts(drafter):
@@ -128,7 +128,7 @@ def test_a_whole_run_says_the_same(target, kind, settings):
     assert graphed.graphs.replayed > graphed.graphs.recorded
 
 
-def test_where_recording_fails_drafts_are_made_eagerly_and_the_reason_is_told(target):
+def test_if_recording_fails_rounds_run_eagerly_and_the_note_gives_the_reason(target):
     eager = KINDS["hybrid"](block_net(), target, WARPS[1])
     broken = launched(KINDS["hybrid"](block_net(), target, WARPS[1]), fails=True)
     for drafter in (eager, broken):

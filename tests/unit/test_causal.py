@@ -117,25 +117,25 @@ def test_cache_refuses_what_would_corrupt_it():
 def test_the_lean_forward_is_the_stock_forward():
     """Same logits and taps as the module's own forward, on the same cache; every other model runs as it is."""
     model = CausalModel(random_model(CONFIGS["llama"]))
-    assert model._lean is not None
+    assert model._fused is not None
     tokens = [[5, 6, 7, 8, 9], [1, 2, 3]]
     outs = []
-    for lean in (model._lean, None):
-        model._lean = lean
+    for fused in (model._fused, None):
+        model._fused = fused
         cache = model.new_cache()
         cache.add(0, 9)
         cache.add(1, 9)
         outs.append(model.forward(cache, [0, 1], tokens, taps=(1, 0)))
-    for lean, stock in zip(outs[0].logits + outs[0].taps, outs[1].logits + outs[1].taps):
-        torch.testing.assert_close(lean, stock, atol=1e-5, rtol=1e-5)
+    for fused, stock in zip(outs[0].logits + outs[0].taps, outs[1].logits + outs[1].taps):
+        torch.testing.assert_close(fused, stock, atol=1e-5, rtol=1e-5)
     for name in ("qwen2", "gpt2", "gemma3 with mixed windows"):
-        assert CausalModel(random_model(CONFIGS[name]))._lean is None
+        assert CausalModel(random_model(CONFIGS[name]))._fused is None
 
 
 def test_merged_weights_are_held_once_and_shared():
     """The module's own matrices become views of the merged ones; a second model of the same layers reuses them."""
     module = random_model(CONFIGS["llama"])
     first, second = CausalModel(module), CausalModel(module)
-    block = first._lean.layers._blocks[0]
+    block = first._fused.layers._layers[0]
     assert block._qkv.weight.data_ptr() == module.model.layers[0].self_attn.q_proj.weight.data_ptr()
-    assert block._qkv.weight.data_ptr() == second._lean.layers._blocks[0]._qkv.weight.data_ptr()
+    assert block._qkv.weight.data_ptr() == second._fused.layers._layers[0]._qkv.weight.data_ptr()

@@ -112,8 +112,10 @@ def test_texts_end_where_rotary_positions_would_change_and_are_exact_up_to_there
     prompts = [[5, 6, 7, 8, 9], [40, 41, 42]]
     new = limit - 5
     assert texts(target, 4, prompts, new)[0] == texts(target, 0, prompts, new)[0]
+    before = target.forwards
     with pytest.raises(SettingsError, match=f"room for 4.*Beyond {limit} tokens"):
         texts(target, 4, prompts, new + 1)
+    assert target.forwards == before, "it is refused before anything runs"
 
 
 def test_longrope_with_equal_lists_never_changes():

@@ -60,7 +60,7 @@ def model(recorder=None, kv_heads=2):
         )
     )
     if recorder is not None:
-        made.graphs = Graphs(made._lean, made.layers, made.device, made.dtype, made.vocab_size, 1023, recorder)
+        made.graphs = Graphs(made._fused, made.layers, made.device, made.dtype, made.vocab_size, 1023, recorder)
     return made
 
 

@@ -49,7 +49,7 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
             hidden, target.embedding[text[n - 1 : n + 3]], target.embedding[text[n - 2 : n + 2]]
         )
     mended[0] = hidden[0]  # the first slot needs no mending
-    assert torch.allclose(drafter.lean.head(mended), whole(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
+    assert torch.allclose(drafter.fused.head(mended), whole(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 def test_the_token_before_the_anchor_is_tracked_through_commits(target):  # noqa: F811

@@ -1,32 +1,31 @@
-"""The kernels of kernels.c compute what torch's operators compute, row by row, and are done without where need be."""
+"""kernels.c computes what torch's operators compute, and each row independently of the others."""
 
-import subprocess
 from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional
 
-from specviz.errors import SettingsError
-from specviz.kernels import build
-from specviz.kernels.packed import GROUP, PackedLinear, bring_together, bytes_of, fits, pack
-from specviz.loader.load_model import resolve_precision
+from specviz.kernels import binding
+from specviz.kernels.packed import GROUP, PackedLinear, bytes_per_weight, move_to_huge_pages, pack, supports
 from specviz.models.attention import PackedAttention
 from specviz.models.cache import RaggedCache
-from specviz.models.fused import Block, Blocks, Turns
+from specviz.models.fused import FusedLayer, FusedLayers, RotaryTables
 from specviz.models.native_layers import NativeLayers
 
-here = pytest.mark.skipif(bool(build.why_not()), reason=f"the kernels need {build.why_not()}")
+here = pytest.mark.skipif(
+    bool(binding.missing_requirement()), reason=f"the kernels need {binding.missing_requirement()}"
+)
 
 
 def q4_1(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
-    """A weight as llama.cpp's Q4_1 stores it: every group reaches level 0 and 15, scale and lowest in 16 bits."""
+    """A weight in llama.cpp's Q4_1: every group reaches levels 0 and 15, scale and minimum are float16."""
     generator = torch.Generator().manual_seed(seed)
     level = torch.randint(0, 16, (outputs, inputs // GROUP, GROUP), generator=generator)
     level[..., 3], level[..., 20] = 0, 15
     scale = (0.01 * torch.rand(outputs, inputs // GROUP, 1, generator=generator) + 0.001).half().float()
-    lowest = (-8 * scale * (1 + 0.1 * torch.rand(scale.shape, generator=generator))).half().float()
-    return (level * scale + lowest).flatten(1)
+    minimum = (-8 * scale * (1 + 0.1 * torch.rand(scale.shape, generator=generator))).half().float()
+    return (level * scale + minimum).flatten(1)
 
 
 def noise(*shape: int, seed: int = 1) -> torch.Tensor:
@@ -39,7 +38,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 
 def q8_0(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
-    """A weight as llama.cpp's Q8_0 stores it: every group reaches level 127 or -127, its scale has 16 bits."""
+    """A weight in llama.cpp's Q8_0: every group reaches level 127 or -127, the scale is float16."""
     generator = torch.Generator().manual_seed(seed)
     level = torch.randint(-126, 127, (outputs, inputs // GROUP, GROUP), generator=generator)
     level[..., 5] = torch.where(level[..., 0] > 0, 127, -127)
@@ -53,35 +52,38 @@ def bf16(outputs: int, inputs: int, seed: int = 0) -> torch.Tensor:
 
 PUBLISHED = {4: q4_1, 8: q8_0, 16: bf16, 32: lambda outputs, inputs, seed=0: noise(outputs, inputs, seed=seed)}
 CLOSE = 4e-3
-"""How far a product of inputs in 8 bits may be off, as a part of the lengths of what is multiplied"""
+"""Allowed error of a product with 8-bit activations, relative to the norms of row and weight"""
 
 
 def distance(found: torch.Tensor, x: torch.Tensor, weight: torch.Tensor) -> float:
-    """How far found is from x @ weight.t() at most, as a part of the lengths of row and weight."""
+    """The largest error of found against x @ weight.t(), relative to the norms of row and weight."""
     x, weight = x.double(), weight.double()
     return float(((found - x @ weight.t()).abs() / (x.norm(dim=1)[:, None] * weight.norm(dim=1))).max())
 
 
 def needs(bits: int):
     return pytest.param(
-        bits, marks=pytest.mark.skipif(bool(build.why_not(bits)), reason=f"{bits} bits need {build.why_not(bits)}")
+        bits,
+        marks=pytest.mark.skipif(
+            bool(binding.missing_requirement(bits)), reason=f"{bits} bits need {binding.missing_requirement(bits)}"
+        ),
     )
 
 
-@pytest.fixture(params=[False, True], ids=["vectors", "matrix unit"])
-def unit(request):
-    """With and without the processor's matrix unit, where it has one."""
-    if build.kernels() is None or build.kernels().use_matrix_unit(request.param) != request.param:
+@pytest.fixture(params=[False, True], ids=["AVX-512", "AMX"])
+def amx(request):
+    """With and without AMX, where the processor has it."""
+    if binding.kernels() is None or binding.kernels().enable_amx(request.param) != request.param:
         pytest.skip("it needs a processor with AMX")
     yield
-    build.kernels().use_matrix_unit(True)
+    binding.kernels().enable_amx(True)
 
 
 @pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
 @pytest.mark.parametrize("outputs, inputs", [(16, 32), (576, 1536), (960, 576)])
 @pytest.mark.parametrize("rows", [1, 3, 8, 9, 16, 40])
-def test_a_product_is_the_product_with_the_published_weight(bits, outputs, inputs, rows, unit):
-    """The weight itself loses nothing: a row of ones and zeros gives its columns back. A norm is what torch makes."""
+def test_a_product_equals_the_product_with_the_published_weight(bits, outputs, inputs, rows, amx):
+    """The weight keeps its exact values: one-hot rows return its columns. The fused RMS norm equals torch's."""
     weight, x = PUBLISHED[bits](outputs, inputs), noise(rows, inputs)
     product, exact = PackedLinear(weight, bits), weight.double()
     assert distance(product(x), x, exact) < CLOSE
@@ -94,8 +96,8 @@ def test_a_product_is_the_product_with_the_published_weight(bits, outputs, input
 
 @here
 @pytest.mark.parametrize("bits", [4, 8])
-def test_one_large_input_does_not_cost_the_others_their_precision(bits):
-    """Models have inputs a hundred times as large as their neighbours; eight bits of the largest would hide these."""
+def test_a_large_activation_does_not_reduce_the_precision_of_its_neighbours(bits):
+    """Models have activations a hundred times as large as their neighbours; a plain 8-bit group would lose these."""
     weight, x = PUBLISHED[bits](64, 256), noise(5, 256)
     x[:, 17] = 200.0
     exact = x.double() @ weight.double().t()
@@ -105,12 +107,11 @@ def test_one_large_input_does_not_cost_the_others_their_precision(bits):
     group = x[:, :GROUP]
     rounded = (group / group.abs().amax(1, keepdim=True) * 127).round() * group.abs().amax(1, keepdim=True) / 127
     plain = torch.cat([rounded, x[:, GROUP:]], 1).double() @ weight.double().t()
-    assert (plain - exact).norm() / apart.norm() > 5 * error  # what rounding all of a group alike would give
+    assert (plain - exact).norm() / apart.norm() > 5 * error  # the error of plain 8-bit groups
 
 
 @here
-def test_the_inputs_a_person_never_sees_are_survived():
-    """Zeros, numbers of very different size, one that is not a number."""
+def test_zero_tiny_huge_and_nan_activations_leave_other_rows_correct():
     product, weight = PackedLinear(q4_1(32, 64), 4), q4_1(32, 64).double()
     assert torch.equal(product(torch.zeros(2, 64)), torch.zeros(2, 32))
     x = noise(4, 64) * torch.tensor([1e-20, 1.0, 1e6, 1e20])[:, None]
@@ -120,7 +121,7 @@ def test_the_inputs_a_person_never_sees_are_survived():
 
 
 @pytest.mark.parametrize("bits", [needs(4), needs(8), needs(16), needs(32)])
-def test_a_row_of_a_product_does_not_depend_on_the_others(bits, unit):
+def test_a_row_of_a_product_does_not_depend_on_the_others(bits, amx):
     product, x = PackedLinear(PUBLISHED[bits](48, 96), bits), noise(40, 96)
     whole = product(x)
     assert all(torch.equal(product(x[:n]), whole[:n]) for n in range(1, 41))
@@ -142,24 +143,24 @@ def test_a_row_of_a_product_does_not_depend_on_the_others(bits, unit):
     ],
     ids=[
         "noise",
-        "scales of more bits",
+        "scales not in float16",
         "half a group",
         "half a block",
         "no matrix",
         "noise in 8",
-        "more bits in 8",
+        "scales not in float16, 8 bits",
         "half a group in 8",
         "noise in bfloat16",
     ],
 )
-def test_a_weight_that_was_not_published_so_is_refused(weight, bits):
+def test_a_weight_that_was_not_published_in_the_format_is_refused(weight, bits):
     assert pack(weight, bits) is None
     with pytest.raises(ValueError, match="needs"):
         PackedLinear(weight, bits)
 
 
 @here
-def test_levels_are_recognised_behind_the_rounding_to_bfloat16():
+def test_a_quantized_weight_is_recognised_after_rounding_to_bfloat16():
     weight, x = q8_0(64, 96), noise(3, 96)
     found = PackedLinear(weight.bfloat16(), 8)
     assert distance(found(x), x, weight.bfloat16()) < 2 * CLOSE
@@ -167,30 +168,30 @@ def test_levels_are_recognised_behind_the_rounding_to_bfloat16():
 
 @here
 @pytest.mark.parametrize("bits, width", [(4, 0.502), (8, 0.51)])
-def test_a_weight_is_rounded_to_the_nearest_levels_where_that_is_asked_for(bits, width):
+def test_nearest_rounds_any_weight_to_the_nearest_levels(bits, width):
     weight, x = noise(32, 64), noise(5, 64)
     groups = weight.unflatten(1, (-1, GROUP))
     step = (groups.amax(-1) - groups.amin(-1)) / 15 if bits == 4 else groups.abs().amax(-1) / 127
-    columns = PackedLinear(weight, bits, nearest=True)(torch.eye(64)).t()  # the weight that it multiplies by
+    columns = PackedLinear(weight, bits, nearest=True)(torch.eye(64)).t()  # the packed weight
     assert bool(((columns - weight).unflatten(1, (-1, GROUP)).abs().amax(-1) <= width * step).all())
     assert distance(PackedLinear(weight, bits, nearest=True)(x), x, columns) < CLOSE
     published = PUBLISHED[bits](32, 64)
     assert torch.equal(pack(published, bits, nearest=True), pack(published, bits))
-    assert fits(weight, bits) and not fits(noise(33, 64), bits) and not fits(noise(32, 65), bits)
+    assert supports(weight, bits) and not supports(noise(33, 64), bits) and not supports(noise(32, 65), bits)
 
 
-def test_how_many_bits_a_weight_takes():
-    assert pack(q4_1(64, 128), 4).numel() * 8 == 5 * 64 * 128 == bytes_of(4) * 8 * 64 * 128
-    assert pack(q8_0(64, 128), 8).numel() * 8 == 9 * 64 * 128 == bytes_of(8) * 8 * 64 * 128
-    assert pack(bf16(64, 128), 16).numel() * 8 == 16 * 64 * 128 == bytes_of(16) * 8 * 64 * 128
+def test_bytes_per_weight_are_those_of_the_packed_tensor():
+    assert pack(q4_1(64, 128), 4).numel() * 8 == 5 * 64 * 128 == bytes_per_weight(4) * 8 * 64 * 128
+    assert pack(q8_0(64, 128), 8).numel() * 8 == 9 * 64 * 128 == bytes_per_weight(8) * 8 * 64 * 128
+    assert pack(bf16(64, 128), 16).numel() * 8 == 16 * 64 * 128 == bytes_per_weight(16) * 8 * 64 * 128
 
 
 @here
-def test_weights_that_are_brought_together_stay_what_they_were():
+def test_moving_weights_to_huge_pages_changes_no_result():
     weights = [q4_1(48, 96), q4_1(32, 64, seed=1)]
     products, x = [PackedLinear(w, 4) for w in weights], [noise(3, 96), noise(3, 64)]
     before = [product(rows) for product, rows in zip(products, x)]
-    bring_together(products)
+    move_to_huge_pages(products)
     assert all(torch.equal(product(rows), was) for product, rows, was in zip(products, x, before))
     first, second = (product.packed for product in products)
     assert second.data_ptr() == first.data_ptr() + first.nbytes and first.data_ptr() % (2 * 2**20) == 0
@@ -198,8 +199,8 @@ def test_weights_that_are_brought_together_stay_what_they_were():
 
 @pytest.mark.parametrize("bits", [needs(4), needs(16), needs(32)])
 @pytest.mark.parametrize("tokens", [1, 7, 33])
-def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
-    """With norms, gates, sums, attention and taps, and any cut of the text into passes is the same bit for bit."""
+def test_layers_in_one_call_equal_the_layers_one_by_one(bits, tokens, amx):
+    """Norms, SwiGLU, residuals, attention and taps; bit for bit the same however the text is split into passes."""
     width, heads, kv_heads, dim, inner, layers = 128, 4, 2, 64, 192, 3
     norms = [[noise(width, seed=s).abs(), noise(width, seed=s + 1).abs()] for s in range(layers)]
     shapes = [((heads + 2 * kv_heads) * dim, width), (width, heads * dim), (2 * inner, width), (width, inner)]
@@ -215,12 +216,15 @@ def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
     ]
     ours = NativeLayers(norms, weights, 1e-5, kv_heads, dim, bits, nearest=True)
     exact = [[PackedLinear(w, bits, nearest=True)(torch.eye(w.shape[1])).t() for w in of] for of in weights]
-    plain = Blocks(
-        [Block(gains, [partial(functional.linear, weight=w) for w in of], 1e-5) for gains, of in zip(norms, exact)],
+    plain = FusedLayers(
+        [
+            FusedLayer(gains, [partial(functional.linear, weight=w) for w in of], 1e-5)
+            for gains, of in zip(norms, exact)
+        ],
         kv_heads,
         dim,
     )
-    turns = Turns(
+    rotary = RotaryTables(
         lambda positions: (
             torch.cos(positions[:, None] * torch.ones(dim) / 7),
             torch.sin(positions[:, None] * torch.ones(dim) / 7),
@@ -233,7 +237,7 @@ def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
         cache.add(0, 60)
         for part in x.split(cuts):
             plan = cache.plan([0], [len(part)])
-            hidden, tapped = layers_of(part, PackedAttention(plan), *turns.rows(plan.position_of, 60), taps=(1,))
+            hidden, tapped = layers_of(part, PackedAttention(plan), *rotary.rows(plan.position_of, 60), taps=(1,))
             out.append(torch.cat([hidden, tapped[1]], -1))
         return torch.cat(out)
 
@@ -246,18 +250,18 @@ def test_layers_in_one_call_are_the_layers_one_by_one(bits, tokens, unit):
 
 
 @here
-def test_reading_the_memory_reads_all_of_it():
+def test_stream_reads_every_byte():
     numbers = torch.arange(32 * 1000)
-    assert build.kernels().stream(numbers.data_ptr(), numbers.nbytes, 2) == int(numbers.sum())
+    assert binding.kernels().stream(numbers.data_ptr(), numbers.nbytes, 2) == int(numbers.sum())
 
 
 def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list[torch.Tensor]:
-    """What attention gives in passes of these rows and lengths, over one cache."""
+    """The attention of passes with these rows and lengths, over one cache."""
     if not use_kernel:
-        monkeypatch.setattr(build, "kernels", lambda: None)
+        monkeypatch.setattr(binding, "kernels", lambda: None)
     heads, kv_heads = 6, 2
     cache = RaggedCache(1, torch.device("cpu"), torch.float32)
-    turns = Turns(
+    rotary = RotaryTables(
         lambda positions: (
             torch.cos(positions[:, None] * torch.ones(dim) / 7),
             torch.sin(positions[:, None] * torch.ones(dim) / 7),
@@ -269,7 +273,7 @@ def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list
     for i, (rows, counts) in enumerate(plans):
         plan = cache.plan(rows, counts, causal)
         packed = noise(sum(counts), heads + 2 * kv_heads, dim, seed=i)
-        cos, sin = turns.rows(plan.position_of, 90)
+        cos, sin = rotary.rows(plan.position_of, 90)
         out.append(PackedAttention(plan)(0, packed, cos, sin, kv_heads))
     monkeypatch.undo()
     return out
@@ -278,43 +282,8 @@ def passes(use_kernel: bool, plans, dim: int, causal: bool, monkeypatch) -> list
 @here
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_is_that_of_torch_for_rows_of_any_length(dim, causal, monkeypatch):
+def test_attention_equals_torch_for_rows_of_any_length(dim, causal, monkeypatch):
     plans = [([4], [40]), ([7, 9], [1, 33]), ([4, 7, 9], [1, 1, 1]), ([9, 4], [5, 6]), ([4, 7, 9], [3, 3, 3])]
     ours, torchs = (passes(kernel, plans, dim, causal, monkeypatch) for kernel in (True, False))
     for found, wanted in zip(ours, torchs):
         torch.testing.assert_close(found, wanted, atol=3e-6, rtol=1e-5)
-
-
-def test_without_a_compiler_there_are_no_kernels_and_a_sentence_says_so(empty_home, monkeypatch):
-    """A compiler that is missing, fails, or hangs: never an error, and int4 says what it needs."""
-    caches = (build.why_not, build._loaded)
-    able = dict.fromkeys(build._UNITS, True)
-    monkeypatch.setattr(build.torch.cpu, "get_capabilities", lambda: able)
-    monkeypatch.setattr(build.sys, "platform", "linux")
-    monkeypatch.setattr(build.platform, "machine", lambda: "x86_64")
-    failures = [
-        FileNotFoundError("gcc"),
-        subprocess.CalledProcessError(1, "gcc", stderr="no"),
-        subprocess.TimeoutExpired("gcc", 60),
-    ]
-    try:
-        for failure in failures:
-
-            def fail(*_, failure=failure, **__):
-                raise failure
-
-            for kept in caches:
-                kept.cache_clear()
-            monkeypatch.setattr(build.shutil, "which", lambda name: name)
-            monkeypatch.setattr(build.subprocess, "run", fail)
-            assert "gcc" in build.why_not() and build.kernels() is None and build.kernels(16) is None
-            with pytest.raises(SettingsError, match=r"it needs the compiler gcc.*choose bf16 or fp32"):
-                resolve_precision("int4", "cpu")
-            assert not list((empty_home / "kernels").iterdir())
-        able.clear()
-        build.why_not.cache_clear()
-        assert "AVX-512" in build.why_not()
-    finally:
-        monkeypatch.undo()
-        for kept in caches:
-            kept.cache_clear()

@@ -23,9 +23,9 @@ from specviz.engine.run import ModelStore
 from specviz.engine.run import make_drafter as making
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.machine import has_bf16_units
-from specviz.kernels import build
+from specviz.kernels import binding
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.models.fused import held
+from specviz.models.fused import with_storage_width
 from specviz.sampling.rejection import draw, warp
 from specviz.trace.records import Cost, Settings
 
@@ -251,7 +251,12 @@ def test_the_same_seed_gives_the_same_text_alone_and_in_a_batch(store, opened, e
 REDUCED = pytest.mark.parametrize(
     "precision",
     [
-        pytest.param("int4", marks=pytest.mark.skipif(bool(build.why_not()), reason=f"int4 needs {build.why_not()}")),
+        pytest.param(
+            "int4",
+            marks=pytest.mark.skipif(
+                bool(binding.missing_requirement()), reason=f"int4 needs {binding.missing_requirement()}"
+            ),
+        ),
         pytest.param("bf16", marks=pytest.mark.skipif(not has_bf16_units(), reason="there are no bfloat16 units here")),
     ],
 )
@@ -261,7 +266,7 @@ REDUCED = pytest.mark.parametrize(
 def test_the_shape_that_is_modelled_is_the_one_that_stands_in_memory(store, precision):
     """What the Bottleneck page counts without weights, byte for byte, against the model that was opened."""
     model = store.open(find_pair(EMBEDDED).target, "cpu", precision).model
-    assert held(ModelShape.from_config(model.config), precision) == model.shape
+    assert with_storage_width(ModelShape.from_config(model.config), precision) == model.shape
 
 
 @REDUCED

@@ -91,7 +91,7 @@ def reads(monkeypatch):
 def model(graphs):
     made = CausalModel(module().to(META))
     if graphs:
-        made.graphs = Graphs(made._lean, made.layers, META, made.dtype, made.vocab_size, 500, FakeRecorder())
+        made.graphs = Graphs(made._fused, made.layers, META, made.dtype, made.vocab_size, 500, FakeRecorder())
     return made
 
 
@@ -100,8 +100,8 @@ def block(kind, graphs):
         net = block_net().to(META)
         made = kind(net, target, settings)
         if graphs:
-            made.lean.graphs = made.graphs = BlockGraphs(made.lean, META, 500, FakeRecorder())
-            made._cache = made.lean.new_cache()
+            made.fused.graphs = made.graphs = BlockGraphs(made.fused, META, 500, FakeRecorder())
+            made._cache = made.fused.new_cache()
         return made
 
     return make

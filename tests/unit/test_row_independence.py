@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from specviz.models import weight_storage
-from specviz.models.weight_storage import Fp16Linear, can_hold_fp16, independent_block
+from specviz.models.weight_storage import Fp16Linear, fits_fp16, independent_block
 
 SHAPES = ((640, 96), (576, 1536), (96, 4096))
 """Of weights [out, in]: with fewer inputs, and with more, than one cache block of the libraries' kernels."""
@@ -50,10 +50,10 @@ def test_it_does_not_on_a_processor_with_avx2_alone():
 
 def test_the_float16_head_is_within_rounding_of_the_float32_product():
     weight, x = noise(640, 96), noise(7, 96)
-    assert can_hold_fp16(weight) and independent_block() in (1, 6)
+    assert fits_fp16(weight) and independent_block() in (1, 6)
     assert torch.allclose(Fp16Linear(weight)(x), functional.linear(x, weight), atol=0.02)
 
 
 def test_a_head_is_not_stored_in_float16_where_no_block_makes_rows_independent(monkeypatch):
     monkeypatch.setattr(weight_storage, "independent_block", lambda: 0)
-    assert not can_hold_fp16(noise(64, 96))
+    assert not fits_fp16(noise(64, 96))
