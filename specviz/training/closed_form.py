@@ -13,10 +13,10 @@ from specviz.training.block import block_states, draw_blocks
 from specviz.training.causal import CausalNet
 from specviz.training.compute_type import autocast
 from specviz.training.features import Batch
-from specviz.training.target_parts import TargetParts
+from specviz.training.target_parts import StockModel, TargetParts
 
 
-def start_from_layers(net: nn.Module, module: nn.Module, layers: Sequence[int]) -> None:
+def start_from_layers(net: nn.Module, module: StockModel, layers: Sequence[int]) -> None:
     """Copy layers of a stock Llama-like target into a net's layers, and its final norm. Where the net's feed-forward
     is narrower, the neurons whose output weights are largest are kept."""
     for layer, index in zip(net.layers, layers, strict=True):

@@ -12,6 +12,7 @@ import torch
 from torch.nn import functional
 
 from specviz.drafters.parallel import BlockNet
+from specviz.errors import SpecVizError
 from specviz.training import block, losses
 from specviz.training.compute_type import training_dtype
 from specviz.training.recipes import BLOCK, Setting, columns, conversation_batches
@@ -50,6 +51,8 @@ def examples(
     for batch in conversation_batches(s.store, chosen):
         blocks = block.draw_blocks(batch, 8, slots, generator)
         found = block.slots_of(net, s.parts, batch, blocks, where)
+        if found.refined is None:
+            raise SpecVizError("Only a drafter with a serial head has a confidence.")
         chance, log_peak = acceptance(found.refined, found.targets, s.parts.head, s.draft_ids)
         yield found.refined.float(), found.previous, log_peak, chance, blocks.valid
 
@@ -76,7 +79,8 @@ def calibrate(net: BlockNet, s: Setting, limit: int = 200, slots: int = BLOCK, s
     """Set the serial head's temperatures, left to right, from half of the held-out conversations (`limit` at most);
     returns them."""
     net.eval()
-    logits, labels = [], []
+    logits: list[torch.Tensor] = []
+    labels: list[torch.Tensor] = []
     for refined, previous, peak, chance, valid in examples(net, s, s.calibrating[:limit], slots, seed):
         whole = valid.all(-1)
         for values, out in ((net.serial.confidence_logits(refined, previous, peak), logits), (chance, labels)):

@@ -61,7 +61,7 @@ def forward_taps(target: CausalModel, texts: Sequence[Sequence[int]]) -> list[to
         cache.add(row, len(text))
     taps = stored_layers(target.layers)
     out = target.forward(cache, rows, texts, taps, logits=False)
-    return [found.view(len(text), len(taps), -1).cpu() for found, text in zip(out.taps, texts)]
+    return [found.view(len(text), len(taps), -1).cpu() for found, text in zip(out.taps or (), texts)]
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,8 @@ class TapStore:
 
     def split(self) -> tuple[list[int], list[int]]:
         """Indices for training and, by the hash of the prompt, about one in twenty held out."""
-        train, held_out = [], []
+        train: list[int] = []
+        held_out: list[int] = []
         for n, (shard, i) in enumerate(self.index):
             (held_out if self.shards[shard][0].held_out(i) else train).append(n)
         return train, held_out
@@ -140,10 +141,9 @@ class TapStore:
         texts = [corpus.token_ids[at].astype(np.int64) for corpus, at in parts]
         shape = len(texts), max(map(len, texts))
         tokens, is_answer = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
-        features, taps = self._taps(chosen, texts), None
+        features = self._taps(chosen, texts)
+        taps = torch.zeros(*shape, *features[0].shape[1:], dtype=features[0].dtype)
         for row, (text, found, (corpus, at)) in enumerate(zip(texts, features, parts)):
-            if taps is None:
-                taps = torch.zeros(*shape, *found.shape[1:], dtype=found.dtype)
             tokens[row, : len(text)] = torch.from_numpy(text)
             is_answer[row, : len(text)] = torch.from_numpy(corpus.answers[at])
             taps[row, : len(text)] = found
@@ -162,5 +162,5 @@ class TapStore:
             at = slice(corpus.bounds[i], corpus.bounds[i + 1])
             stored.append(None if taps is None else torch.from_numpy(np.array(taps[at])))
         missing = [text.tolist() for text, taps in zip(texts, stored) if taps is None]
-        computed = iter(forward_taps(self._target, missing) if missing else ())
+        computed = iter(forward_taps(self._target, missing) if missing and self._target else ())
         return [(next(computed) if taps is None else taps).half() for taps in stored]

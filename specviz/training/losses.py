@@ -104,8 +104,8 @@ def sequential_temperatures(logits: torch.Tensor, accepted: torch.Tensor) -> tor
     found, product = [], torch.ones(len(logits))
     survived = accepted.float().cumprod(-1)
     for k in range(logits.shape[1]):
-        happened = survived[:, k].numpy()
-        said = [(product * torch.sigmoid(logits[:, k] / t)).numpy() for t in grid]
+        happened = survived[:, k].tolist()
+        said = [(product * torch.sigmoid(logits[:, k] / t)).tolist() for t in grid]
         least = torch.tensor([expected_error(chances, happened, 15) for chances in said])
         # Late slots hardly ever survive, so their error is nearly the same for every T: stay near 1 then.
         good = grid[least <= least.min() + 0.001]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.training import block, causal, closed_form, loop, target_parts
+from specviz.training import block, causal, closed_form, loop
 from specviz.training.corpus import Corpus
 from specviz.training.features import Batch, TapStore, stored_layers
+from specviz.training.target_parts import StockModel, TargetParts
 
 DRAFT_VOCABULARY = 4096
 BLOCK = 16
@@ -28,8 +28,8 @@ BLOCK = 16
 class Setting:
     """What every recipe needs: the target's tensors, the data, and the draft vocabulary."""
 
-    module: nn.Module
-    parts: target_parts.TargetParts
+    module: StockModel
+    parts: TargetParts
     store: TapStore
     train: list[int]
     held_out: list[int]
@@ -59,13 +59,13 @@ class Setting:
         return self.parts.head[self.draft_ids].contiguous()
 
 
-def setting(module: nn.Module, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
+def setting(module: StockModel, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
     """module: a stock Llama-like target. draft_ids: default, the most frequent tokens of the training answers."""
     train, held_out = store.split()
     mixed = [train[i] for i in torch.randperm(len(train), generator=torch.Generator().manual_seed(3)).tolist()]
     if draft_ids is None:
         draft_ids = draft_vocabulary(store, train, module.config.vocab_size)
-    return Setting(module, target_parts.TargetParts.of(module), store, mixed, held_out, draft_ids)
+    return Setting(module, TargetParts.of(module), store, mixed, held_out, draft_ids)
 
 
 def draft_vocabulary(
@@ -168,12 +168,13 @@ def alpha_block(
     """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass and refined.
     p is renormalised over the draft vocabulary; `coverage` is the probability that this keeps."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
-    recipe, sums, count = block.BlockRecipe(), {}, 0
+    recipe, count = block.BlockRecipe(), 0
+    sums: dict[str, torch.Tensor] = {}
     net.eval()
     for batch in conversation_batches(s.store, (s.judging if chosen is None else chosen)[:limit]):
         blocks = block.draw_blocks(batch, 16, slots, generator)
         for name, values in block.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
-            sums[name] = sums.get(name, 0) + values
+            sums[name] = sums[name] + values if name in sums else values
         count += 1
     return {name: [round(x, 4) for x in (total / count).tolist()] for name, total in sums.items()}
 
