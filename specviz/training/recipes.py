@@ -15,6 +15,7 @@ import torch
 from torch.nn import functional
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.errors import SpecVizError
 from specviz.training import block, causal, closed_form, loop
 from specviz.training.corpus import Corpus
 from specviz.training.features import Batch, TapStore, stored_layers
@@ -102,6 +103,11 @@ def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNe
     c = s.module.config
     stored = stored_layers(c.num_hidden_layers)
     taps = tuple(t for t in stored[:-1] if t < c.num_hidden_layers - layers)
+    if not taps:
+        raise SpecVizError(
+            f"A block drafter of {layers} layers needs a target of at least {layers + 1}: this one has "
+            f"{c.num_hidden_layers}."
+        )
     taps = tuple(sorted({taps[len(taps) // 4], taps[3 * len(taps) // 4], taps[-1]}))
     config = BlockConfig(
         c.hidden_size,
