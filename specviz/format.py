@@ -47,6 +47,25 @@ def percent(fraction: float | None) -> str:
     return f"{value:.0f} %"
 
 
+def probability(value: float | None) -> str:
+    """A probability with three decimals; neither 0 nor 1 unless it is: '<0.001', '>0.999'."""
+    if value is None or not math.isfinite(value):
+        return "n/a"
+    if value in (0, 1):
+        return str(int(value))
+    if value < 0.001:
+        return "<0.001"
+    return ">0.999" if 0.999 < value < 1 else f"{value:.3f}"
+
+
+def equals(value: float | None) -> str:
+    """A number after its relation: '= 0.41', '< 0.001'; '(not recorded)' for None."""
+    if value is None:
+        return "(not recorded)"
+    text = number(value)
+    return f"{text[0]} {text[1:]}" if text[0] in "<>" else f"= {text}"
+
+
 def seconds(value: float | None) -> str:
     """A duration: '12.3 ms', '4.56 s', '2 min 05 s'."""
     if value is None or not math.isfinite(value):
@@ -64,3 +83,8 @@ def binary_bytes(value: float | None) -> str:
         if abs(value) >= 1024**power:
             return f"{value / 1024**power:.3g} {unit}"
     return f"{value:.0f} B"
+
+
+def gigabytes(count: int) -> str:
+    """Bytes in words: 93 MB, 8.05 GB."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

@@ -27,9 +27,12 @@ from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
 from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine, roofline, shapes
 from specviz.loader import load_model
+from specviz.loader.config_and_tokenizer import load_tokenizer
 from specviz.loader.fetch import fetch
 from specviz.loader.hub_config import hub_config
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair
+from specviz.loader.precision import resolve_precision
+from specviz.loader.precision import usable as usable_precisions
 from specviz.models import random_weights
 from specviz.trace.records import MAX_ROWS, Settings
 
@@ -135,7 +138,7 @@ def bench(
     others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
     # on processors no peer rounds as we do: there they run in fp32, as does a block of ours, and plainly in bf16 too
     equal = "fp32" if target.device == "cpu" else target.precision
-    usable = load_model.usable(pair.target) if target.device == "cpu" else ()
+    usable = usable_precisions(pair.target) if target.device == "cpu" else ()
     others_wished = [p for p in dict.fromkeys((equal, *usable)) if p != target.precision]
     groups, picking = _groups(pair, target, prompts, scale, batch)
 
@@ -218,7 +221,7 @@ def bench_shape(
     What a step costs does not depend on what the weights say; the text is noise and is not told. Raises SpecVizError.
     """
     device = machine.resolve_device(device)
-    precision = load_model.resolve_precision(precision, device)
+    precision = resolve_precision(precision, device)
     config = shapes.CONFIGS.get(name) or hub_config(name)
     model = random_weights.build(config, device, precision, name, lambda _, words: tell(words))
     target = Opened(model, None, device, precision)
@@ -442,7 +445,7 @@ def _peers(
         )
     if batch == 1 and drafter is not None:
         k = next((s.k for s in ours if s.drafter == drafter.name), ours[0].k)
-        assistant = stock.assistant(drafter, target.model, load_model.load_tokenizer(folder, stock=True))
+        assistant = stock.assistant(drafter, target.model, load_tokenizer(folder, stock=True))
         systems.append(
             System(
                 "transformers",

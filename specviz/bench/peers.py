@@ -29,6 +29,7 @@ from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter
 from specviz.errors import SpecVizError
 from specviz.loader import load_model, wheel
 from specviz.loader.child_process import Job
+from specviz.loader.config_and_tokenizer import transformers
 from specviz.loader.pairs import Source
 
 Group = Sequence[Sequence[int]]
@@ -131,7 +132,7 @@ class Transformers:
 
     def assisted(self, assistant: torch.nn.Module, drafts: int, schedule: str, threshold: float) -> Run:
         """Assisted generation with so many drafts at a time, by that schedule, stopping below that confidence."""
-        settings = load_model.transformers().GenerationConfig(**assistant.generation_config.to_diff_dict())
+        settings = transformers().GenerationConfig(**assistant.generation_config.to_diff_dict())
         settings.update(
             num_assistant_tokens=drafts,
             num_assistant_tokens_schedule=schedule,

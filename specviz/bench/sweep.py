@@ -237,8 +237,8 @@ def _mean(costs: Sequence[Cost]) -> Cost:
 
 def _check_room(target, rows: int, tokens: int, k: int) -> None:
     """Refuse a cell whose caches and logits would not fit, before anything is allocated."""
+    from specviz.format import gigabytes
     from specviz.hardware.memory import free_memory_bytes
-    from specviz.loader.requirements import gigabytes
 
     model = target.model
     if model.max_positions is not None and tokens > model.max_positions:

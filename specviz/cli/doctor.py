@@ -87,8 +87,8 @@ def _device(device: str, precision: str, measure: bool) -> list[str]:
 
     from specviz.hardware import ceilings, machine
     from specviz.hardware.memory import free_memory_bytes
-    from specviz.loader.load_model import resolve_precision
     from specviz.loader.pairs import EMBEDDED, find_pair
+    from specviz.loader.precision import resolve_precision
 
     print(f"Devices: {', '.join(machine.available_devices())}")
     device = machine.resolve_device(device)
@@ -123,7 +123,7 @@ def _storage() -> list[str]:
         return [str(error)]
     print(f"Cache folder {folder}: {binary_bytes(shutil.disk_usage(folder).free)} free")
     try:
-        from specviz.loader.fetch import fetched
+        from specviz.loader.local_copy import fetched
         from specviz.loader.pairs import EMBEDDED, find_pair
     except ImportError:  # told above, with how to get it
         return []

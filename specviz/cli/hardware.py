@@ -239,12 +239,12 @@ def _model(arguments: argparse.Namespace, device: str, precision: str, told):
 
 def _where(arguments: argparse.Namespace) -> tuple[str, str]:
     from specviz.hardware import machine
-    from specviz.loader import load_model
     from specviz.loader.pairs import EMBEDDED, find_pair
+    from specviz.loader.precision import resolve_precision
 
     device = machine.resolve_device(arguments.device)
     pair = None if getattr(arguments, "shape", None) else find_pair(getattr(arguments, "pair", EMBEDDED))
-    return device, load_model.resolve_precision(arguments.precision, device, pair and pair.target)
+    return device, resolve_precision(arguments.precision, device, pair and pair.target)
 
 
 def _roofs(device: str, precision: str, take_cached: bool, quick: bool) -> Ceilings:

@@ -165,7 +165,8 @@ def drafter_command(arguments: argparse.Namespace) -> int:
 def export_command(arguments: argparse.Namespace) -> int:
     """Write the standard folder."""
     from specviz.drafters import trained_autoregressive
-    from specviz.loader.load_model import load_target, load_tokenizer
+    from specviz.loader.config_and_tokenizer import load_tokenizer
+    from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
 
     source = trained().get(arguments.name, Path(arguments.name))

@@ -27,12 +27,13 @@ from specviz.engine import prompts as prompting
 from specviz.engine.loop import Measurements, check_prompts, decode
 from specviz.engine.request import Order
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
+from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader import load_model
 from specviz.loader.fetch import Progress, Stopped
 from specviz.loader.pairs import Pair, Source, find_pair
-from specviz.loader.requirements import gigabytes
+from specviz.loader.precision import resolve_precision
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import Recordings
 from specviz.models.precision import sentence as precision_note
@@ -77,7 +78,7 @@ class ModelStore:
     ) -> Opened:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
         device = machine.resolve_device(device)
-        precision = load_model.resolve_precision(precision, device, source)
+        precision = resolve_precision(precision, device, source)
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, progress, stop)
@@ -299,6 +300,8 @@ class Run(Watched):
         self._emitted = [[] for _ in self.prompts]
         self._vocab_size = target.model.vocab_size
         self._add_pieces({ids[0][-1]})
+        if self.stopping():
+            raise Stopped("Stopped before the first round.")
         self.progress, self.status = Progress("Reading the prompt"), "running"
         end = "complete"
         steps = decode(

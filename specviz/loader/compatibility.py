@@ -64,7 +64,7 @@ def compare(target_tokenizer, draft_tokenizer, target_vocab_size: int, draft_voc
 
 def check_pair(target_folder: Path | str, draft_folder: Path | str) -> VocabularyMatch:
     """`compare` for two model folders, before any weights are loaded. Raises PairError if they do not fit."""
-    from specviz.loader.load_model import load_config, load_tokenizer
+    from specviz.loader.config_and_tokenizer import load_config, load_tokenizer
 
     sizes = [vocab_size(load_config(folder)) for folder in (target_folder, draft_folder)]
     match = compare(load_tokenizer(target_folder), load_tokenizer(draft_folder), *sizes)

@@ -7,18 +7,18 @@ happens in a neighbour whose name ends in `.work`, which the next fetch takes up
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from specviz import paths
-from specviz.errors import FetchError, SpecVizError
-from specviz.loader import gguf, hub, model_folder, requirements, wheel
+from specviz.errors import FetchError
+from specviz.loader import gguf, hub, model_folder, wheel
 from specviz.loader.child_process import Job, Progress, Stopped, run_child
-from specviz.loader.pairs import EMBEDDED, Source, size_of
+from specviz.loader.local_copy import _converted, _gguf_of, _outdated, fetched
+from specviz.loader.pairs import Source, size_of
+from specviz.loader.space import check_disk, wheel_disk_bytes
 
 __all__ = ["Progress", "Stopped", "fetch", "fetch_small", "fetched"]
 
@@ -76,40 +76,6 @@ def fetch_small(
     return hub.download(source, Job(progress, stop), weights=False)
 
 
-def fetched(source: Source) -> Path | None:
-    """The folder of a source that is here already and whole, or None. Uses no network."""
-    try:
-        folder, converted = _place(source)
-        if folder is None or not folder.is_dir() or (converted and not model_folder.is_current(folder)):
-            return None
-        return model_folder.inspect(folder).path
-    except (SpecVizError, OSError, ValueError):
-        return None
-
-
-def _place(source: Source) -> tuple[Path | None, bool]:
-    """Where the folder of a source is or will be, and whether SpecViz makes it from a GGUF file. Raises FetchError."""
-    if source.kind == "hub":
-        return hub.cached(source), False
-    if source.kind == "wheel":
-        return paths.models() / source.name, True
-    path = Path(source.path)
-    if file := _gguf_of(path):
-        return _converted(file), True
-    return path, path.parent == paths.models() and path.name.startswith(("gguf-", EMBEDDED))
-
-
-def _outdated(source: Source) -> Path | None:
-    """The folder that an older version made of a source from a GGUF file, if there is one."""
-    try:
-        folder, converted = _place(source)
-        return (
-            folder if converted and (folder / "config.json").is_file() and not model_folder.is_current(folder) else None
-        )
-    except (SpecVizError, OSError, ValueError):
-        return None
-
-
 def _wheel(source: Source, job: Job) -> Path:
     folder = paths.models() / source.name
     with _workplace(folder, job) as work:
@@ -120,7 +86,7 @@ def _wheel(source: Source, job: Job) -> Path:
             _empty(work)
             size = size_of(source)
             converted = 4 * size.parameters if size else FP32_GROWTH * source.member_bytes
-            requirements.check_disk(work, requirements.wheel_disk_bytes(source, converted), f"The model {source.name}")
+            check_disk(work, wheel_disk_bytes(source, converted), f"The model {source.name}")
             archive = wheel.download(source, work, job)
             wheel.unpack(archive, source, file, job)
             archive.unlink()
@@ -140,31 +106,9 @@ def _folder(source: Source, job: Job) -> Path:
     folder = _converted(file)
     with _workplace(folder, job) as work:
         if fetched(source) is None:
-            requirements.check_disk(work, FP32_GROWTH * file.stat().st_size, f"Converting {file.name}")
+            check_disk(work, FP32_GROWTH * file.stat().st_size, f"Converting {file.name}")
             _convert(file, folder, work, job)
     return folder
-
-
-def _gguf_of(path: Path) -> Path | None:
-    """The GGUF file meant by a path: the file itself, or the only one in a folder without safetensors."""
-    if path.is_file():
-        if path.suffix.lower() != ".gguf":
-            raise FetchError(f"{path} is a file but no .gguf file: give the folder that holds the model.")
-        return path
-    if not path.is_dir() or any(path.glob("*.safetensors")):
-        return None
-    files = sorted(path.glob("*.gguf"))
-    if len(files) > 1:
-        raise FetchError(f"{path} holds {len(files)} GGUF files: give the path of one, such as {files[0].name}.")
-    return files[0] if files else None
-
-
-def _converted(file: Path) -> Path:
-    """Where the conversion of a GGUF file is kept: a changed file gets a new place."""
-    state = file.stat()
-    key = hashlib.sha256(f"{file.resolve()}|{state.st_size}|{state.st_mtime_ns}".encode()).hexdigest()[:12]
-    stem = re.sub(r"[^\w.\-]+", "-", file.stem)[:60]
-    return paths.models() / f"gguf-{stem}-{key}"
 
 
 def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:

@@ -121,7 +121,7 @@ def _as_written(tokenizer):
 
 def transformers():
     """The transformers package; imported here because models.load imports this module."""
-    from specviz.loader.load_model import transformers as package
+    from specviz.loader.config_and_tokenizer import transformers as package
 
     return package()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from specviz.errors import FetchError, SettingsError
 from specviz.hardware import shapes
-from specviz.loader.hub import explain
+from specviz.loader.hub_errors import explain
 
 
 def hub_config(repo: str, revision: str | None = None) -> dict:

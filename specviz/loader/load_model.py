@@ -5,23 +5,21 @@ Knows nothing of drafting; the attention implementation is left to the engine th
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from specviz.errors import FetchError, MemoryBudgetError, PairError, SettingsError
-from specviz.hardware.machine import has_bf16_units, resolve_device
-from specviz.hardware.options import PRECISIONS
-from specviz.kernels import binding
-from specviz.loader import end_tokens, llama, model_folder, requirements, tokenizer
+from specviz.errors import FetchError, MemoryBudgetError, PairError
+from specviz.hardware.machine import resolve_device
+from specviz.loader import end_tokens, llama, model_folder
 from specviz.loader.compatibility import VocabularyMatch, check_pair
+from specviz.loader.config_and_tokenizer import LOADING, _line, load_config, load_tokenizer, transformers
 from specviz.loader.fetch import Progress, fetch, fetch_small
 from specviz.loader.pairs import Pair, Source, find_pair
-
-_DTYPES = {"fp32": torch.float32, "int4": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+from specviz.loader.precision import _DTYPES, resolve_precision
+from specviz.loader.space import check_memory
 
 
 @dataclass(frozen=True)
@@ -91,30 +89,6 @@ def load_source(
     return Loaded(module, its_tokenizer, folder, device, precision)
 
 
-def resolve_precision(name: str, device: str, source: Source | None = None) -> str:
-    """fp32, bf16, fp16 or int4. auto is bf16 on a GPU that has it and fp16 on others; on a CPU fp32, or what a source
-    allows where the processor has units for it. Raises SettingsError for int4 where it cannot be had."""
-    if name not in PRECISIONS:
-        raise SettingsError(f"There is no precision {str(name)[:40]!r}: choose one of {', '.join(PRECISIONS)}.")
-    if name == "int4" and device != "cpu":
-        raise SettingsError(f"int4 is for processors: on {device} choose bf16, fp16 or fp32.")
-    if name == "int4" and (lacking := binding.missing_requirement()):
-        raise SettingsError(f"There is no int4 here, as it needs {lacking}: choose bf16 or fp32.")
-    if name != "auto":
-        return name
-    if device.startswith("cuda"):
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    if device == "mps":
-        return "fp16"
-    return next(iter(() if source is None else usable(source)), "fp32")
-
-
-def usable(source: Source) -> tuple[str, ...]:
-    """The precisions that a source allows on a processor and that this one has units for, the default first."""
-    has_units = {"int4": lambda: not binding.missing_requirement(), "bf16": has_bf16_units}
-    return tuple(p for p in source.on_cpu if has_units[p]())
-
-
 def load_module(
     folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False
 ) -> torch.nn.Module:
@@ -126,7 +100,7 @@ def load_module(
     device = resolve_device(device)
     precision = resolve_precision(precision, device)
     found = model_folder.inspect(folder)
-    requirements.check_memory(found.parameters, device, precision, found.path.name)
+    check_memory(found.parameters, device, precision, found.path.name)
     try:
         module = None if stock else llama.read(found, device, _DTYPES[precision])
         if module is None:
@@ -164,56 +138,3 @@ def stock_like(config) -> torch.nn.Module:
     made = classes.AutoConfig.for_model(**config.to_dict())
     with LOADING:
         return classes.AutoModelForCausalLM.from_config(made, dtype=torch.float32)
-
-
-def load_config(folder: Path | str, stock: bool = False):
-    """The config of a folder: models.llama's for a plain Llama, otherwise, and if `stock` asks for it, transformers'.
-    Raises FetchError; never runs code that a folder brings along."""
-    folder = Path(folder)
-    raw = model_folder.read_config(folder)
-    if not stock and (plain := llama.config_of(folder, raw)) is not None:
-        return plain
-    classes = transformers()
-    try:
-        config = classes.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = " (it wants to run code of its own, which SpecViz does not do)" if raw.get("auto_map") else ""
-        raise FetchError(
-            f"The model type {raw['model_type'][:60]!r} is not known to transformers{hint}: {_line(error)}."
-        ) from None
-    if type(config) not in classes.AutoModelForCausalLM._model_mapping:
-        raise FetchError(f"{folder.name} is a {raw['model_type'][:60]} model, which is no causal language model.")
-    return config
-
-
-def load_tokenizer(folder: Path | str, stock: bool = False):
-    """The tokenizer of a folder: models.tokenizer's where that is enough, otherwise, and if `stock` asks for it,
-    transformers'. Raises FetchError."""
-    folder = Path(folder)
-    model_folder.check_tokenizer(folder)
-    try:
-        if not stock and (plain := tokenizer.read(folder)) is not None:
-            return plain
-        return transformers().AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # tokenizers raises bare Exception on a damaged tokenizer.json
-        raise FetchError(f"The tokenizer in {folder} does not load: {_line(error)}.") from None
-
-
-_importing = threading.Lock()
-LOADING = threading.Lock()
-"""transformers sets torch's default dtype while it builds a module, for all threads alike."""
-
-
-def transformers():
-    """The transformers package, imported only where it is needed (it takes seconds) and told to be silent."""
-    with _importing:
-        import transformers as package
-
-        package.logging.set_verbosity_error()
-        package.logging.disable_progress_bar()
-    return package
-
-
-def _line(error: BaseException) -> str:
-    text = " ".join((str(error) or type(error).__name__).split())
-    return (text if len(text) <= 240 else text[:237] + "...").rstrip(".")

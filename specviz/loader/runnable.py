@@ -33,10 +33,16 @@ def check_runs(config: dict, name: str) -> None:
         why = "its attention uses soft-capping"
     if why is None and config.get("alibi"):
         why = "its attention adds ALiBi biases"
-    if why is None and kind not in KNOWN:
-        why = "its passes cannot be counted"
     if why is not None:
         raise FetchError(
             f"{name} is a {kind[:60]} model, which SpecViz cannot run: {why}. Choose another, such as a "
             "Llama, Mistral, Qwen or GPT-2 model."
         )
+
+
+def check_before_download(config: dict, name: str) -> None:
+    """As `check_runs`, and also refuses architectures whose passes SpecViz cannot count. Raises FetchError."""
+    check_runs(config, name)
+    text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    if (kind := str(text.get("model_type"))) not in KNOWN:
+        raise FetchError(f"{name} is a {kind[:60]} model, which SpecViz cannot run. Known are: {', '.join(KNOWN)}.")

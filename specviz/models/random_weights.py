@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
+from specviz.format import gigabytes
 from specviz.hardware.ceilings import Stopped
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
-from specviz.loader.requirements import WEIGHT_BYTES, gigabytes
+from specviz.loader.config_and_tokenizer import LOADING, transformers
+from specviz.loader.space import WEIGHT_BYTES
 from specviz.models.causal import CausalModel
 
 _BLOCK = 2**20
@@ -71,7 +72,7 @@ def module(
     shape = check(config, device, precision, name)
     tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
     tell(0.0, f"Making {name} with random weights")
-    package = load_model.transformers()
+    package = transformers()
     from transformers.initialization import no_init_weights
 
     plain = dict(config.get("text_config") or config)
@@ -80,7 +81,7 @@ def module(
     dtype = _DTYPES[precision]
     with _in_words(name, device):
         known = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
-        with load_model.LOADING, torch.device(device), no_init_weights():
+        with LOADING, torch.device(device), no_init_weights():
             made = package.AutoModelForCausalLM.from_config(known, dtype=dtype)
         words = f"Filling {gigabytes(shape.stored_bytes)} with noise"
         _fill(made, dtype, device, lambda done: tell(done, words), halt)

@@ -10,7 +10,6 @@ import streamlit as st
 from specviz.checks import statistics
 from specviz.errors import SpecVizError
 from specviz.format import number
-from specviz.paths import ASSETS
 from specviz.sampling import accept_rules
 from specviz.sampling.accept_rules import Tally
 from specviz.trace.records import Trace
@@ -18,15 +17,12 @@ from specviz.trace.token_text import visible
 from specviz.ui import recorded, stage
 from specviz.ui.chart import chart
 from specviz.views import position_case
+from specviz.views.component_source import load_component
 from specviz.views.figures import emitted_tokens, palette
 from specviz.views.position_case import Case
 
-_component = st.components.v2.component(
-    "specviz_accept_rule",
-    html=(ASSETS / "accept_rule.html").read_text(encoding="utf-8"),
-    css=(ASSETS / "accept_rule.css").read_text(encoding="utf-8"),
-    js=(ASSETS / "accept_rule.js").read_text(encoding="utf-8"),
-)
+_source = load_component("accept_rule")
+_component = st.components.v2.component("specviz_accept_rule", html=_source.html, css=_source.css, js=_source.js)
 KEY = "accept_rule"
 TRIALS = 10_000
 COMPARED = 2_000
@@ -151,7 +147,7 @@ def _note(case: Case, trace: Trace) -> str:
     if case.hidden:
         note += (
             f" {case.hidden:,} tokens are summed up"
-            + ("." if case.exact else "; warped anew from those kept, so approximate.")
+            + ("." if case.exact else "; warped again from those kept, so approximate.")
             + " In trials they count as one token: exact for the accept rule, approximate for wrong ones."
         )
     return note

@@ -11,10 +11,10 @@ from specviz.errors import SpecVizError
 from specviz.hardware import catalogue, ceilings, machine, shapes
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import load_model
 from specviz.loader.hub_config import hub_config
 from specviz.loader.llama import LlamaConfig
 from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.precision import resolve_precision
 from specviz.models.fused import with_storage_width
 from specviz.trace.records import MAX_K, Ceilings
 
@@ -90,7 +90,7 @@ def controls() -> Setup:
     if device == HERE:
         own = st.session_state.get("config-file") or (st.session_state.get("config-text") or "").strip()
         known = find_pair(EMBEDDED).target if typed in (None, EMBEDDED_SHAPE) and not own else None
-        usual = load_model.resolve_precision("auto", here, known)
+        usual = resolve_precision("auto", here, known)
         # weights in 4 bits are those that were published so: noise cannot be held in them
         options = [usual, *(p for p in ceilings.DTYPES if p != usual and (known or p != "int4"))]
         precision = third.selectbox(

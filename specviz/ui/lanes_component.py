@@ -7,17 +7,13 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from specviz.paths import ASSETS
 from specviz.trace.records import Trace
 from specviz.views import timeline
+from specviz.views.component_source import load_component
 from specviz.views.figures import palette
 
-_component = st.components.v2.component(
-    "specviz_lanes",
-    html=(ASSETS / "lanes.html").read_text(encoding="utf-8"),
-    css=(ASSETS / "lanes.css").read_text(encoding="utf-8"),
-    js=(ASSETS / "lanes.js").read_text(encoding="utf-8"),
-)
+_source = load_component("lanes")
+_component = st.components.v2.component("specviz_lanes", html=_source.html, css=_source.css, js=_source.js)
 
 
 @dataclass(frozen=True)

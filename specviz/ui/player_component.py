@@ -11,17 +11,12 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from specviz.hardware import roofline
-from specviz.paths import ASSETS
 from specviz.views import frames
+from specviz.views.component_source import load_component
 from specviz.views.figures import palette
 
-_component = st.components.v2.component(
-    "specviz_player",
-    html=(ASSETS / "player.html").read_text(encoding="utf-8"),
-    css=(ASSETS / "player.css").read_text(encoding="utf-8"),
-    js=(ASSETS / "player.js").read_text(encoding="utf-8"),
-)
+_source = load_component("player")
+_component = st.components.v2.component("specviz_player", html=_source.html, css=_source.css, js=_source.js)
 _COLOURS = {
     "roles": dict(palette.ROLES),
     "paper": {
@@ -35,7 +30,7 @@ _COLOURS = {
 
 @dataclass(frozen=True)
 class Seek:
-    """A wish to move the playhead: obeyed once for each new id. Rounds and frames count from 0."""
+    """A request to move the playhead: obeyed once for each new id. Rounds and frames count from 0."""
 
     id: str
     round: int = 0
@@ -76,13 +71,17 @@ def player(
     row = row if isinstance(row, int) and 0 <= row < rows else 0
     ceilings = run.machine.ceilings if run.machine else None
     plain = frames.plain_facts(run)
-    # what is known about past rounds changes twice: when ceilings are there, and when the baseline is final
-    stamp = f"{'live' if streaming else 'done'}-{'roofs' if ceilings else 'bare'}"
+    # what is known about past rounds changes when ceilings or a first baseline are there, and when the run has ended
+    stamp = "-".join(
+        (
+            "live" if streaming else "done",
+            "roofs" if ceilings else "bare",
+            "plain" if plain["tokens_per_second"] else "alone",
+        )
+    )
     have = state.get("have") or {}
     known = (have.get("run"), have.get("row"), have.get("stamp")) == (run_id, row, stamp)
     start = int(have.get("count", 0)) if known else 0
-    last = run.rounds[-1] if run.rounds else None
-    points = roofline.round_points(last, run.baseline, ceilings) if last else {}
     _component(
         key=key,
         data={
@@ -96,8 +95,13 @@ def player(
             "recorded": recorded,
             "autoplay": autoplay,
             "meta": [list(fact) for fact in meta],
-            "plain": {**plain, "point": frames.point_data(points.get("plain"))},
-            "ceilings": {"flops": ceilings.flops, "bandwidth": ceilings.bandwidth} if ceilings else None,
+            "ceilings": {
+                "flops": ceilings.flops,
+                "bandwidth": ceilings.bandwidth,
+                "ridge": ceilings.flops / ceilings.bandwidth,
+            }
+            if ceilings
+            else None,
             "seek": {"id": seek.id, "round": seek.round, "frame": seek.frame} if seek else None,
             "colours": _COLOURS,
         },

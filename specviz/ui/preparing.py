@@ -7,9 +7,10 @@ import threading
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.loader.fetch import Progress, fetched
+from specviz.format import gigabytes
+from specviz.loader.fetch import Progress
+from specviz.loader.local_copy import fetched
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.loader.requirements import gigabytes
 
 
 class Preparation:

@@ -1,8 +1,8 @@
 """What the player shows: the Rounds of one row as plain JSON values, with the story of each round in its real order.
 
 The component draws these values and decides nothing: every number, sentence and step order comes from
-here. Knows no model, no device, no torch and no page. p is the target's distribution and q the drafter's,
-both after temperature, top-k and top-p, as on the screen.
+here or from specviz.views.captions. Knows no model, no device, no torch and no page. p is the target's distribution
+and q the drafter's, both after temperature, top-k and top-p, as on the screen.
 
 A *frame* is one step of the story:
 
@@ -21,10 +21,11 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from specviz.format import number
+from specviz.format import equals, number
 from specviz.hardware import roofline
 from specviz.trace.records import Position, Verdict
 from specviz.trace.token_text import visible
+from specviz.views import captions
 
 BARS = 9
 """Most tokens drawn one by one at a position; all others are one bar."""
@@ -35,7 +36,7 @@ _DIGITS = 6
 def row_rounds(run, row: int = 0, start: int = 0) -> list[dict]:
     """The rounds of one row from its `start`-th on, ready for the player.
 
-    run: a Trace, or anything that has its `rounds`, `pieces`, `baseline`, `machine`, `settings` and
+    run: a Trace, or anything that has its `rounds`, `pieces`, `prompts`, `baseline`, `machine`, `settings` and
     `draft_parallel` (a run that is still going). Counters are cumulative from the row's first round;
     seconds and FLOPs are those of the whole batch, since its rows share each pass.
     """
@@ -98,7 +99,7 @@ def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
     plain = plain_facts(run)
     ceilings = run.machine.ceilings if run.machine else None
     points = roofline.round_points(round_, run.baseline, ceilings)
-    return {
+    data = {
         "index": round_.index,
         "number": number_,
         "context": v.context,
@@ -135,6 +136,7 @@ def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
         },
         "frames": _frames(v, slots, bonus, text, greedy, bool(run.draft_parallel)),
     }
+    return captions.add_texts(data, rows=len(run.prompts), ceilings=ceilings is not None)
 
 
 class _Texts:
@@ -323,13 +325,6 @@ def _quote(text: str) -> str:
     return f"“{text}”"
 
 
-def _is(value: float | None) -> str:
-    """'= 0.41', or '< 0.001' where three digits would show nothing."""
-    if value is None:
-        return "(not recorded)"
-    return "< 0.001" if 0 < value < 0.001 else f"= {number(value)}"
-
-
 def _plural(count: int, word: str) -> str:
     return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
@@ -346,10 +341,10 @@ def _judged(x: Position, text: _Texts, greedy: bool) -> str:
     p, q = x.probs(x.draft_token)
     ratio, u = (p / q if q > 0 else math.inf), x.accept_uniform
     if u is None:
-        return f"p {_is(p)}, q {_is(q)}: {x.verdict}."
+        return f"p {equals(p)}, q {equals(q)}: {x.verdict}."
     if x.verdict == "accepted":
-        return f"u {_is(u)} < min(1, p/q) {_is(min(1.0, ratio))}: {draft} is accepted."
-    return f"u {_is(u)} {'>' if u > ratio else '≥'} p/q {_is(ratio)}: {draft} is rejected."
+        return f"u {equals(u)} < min(1, p/q) {equals(min(1.0, ratio))}: {draft} is accepted."
+    return f"u {equals(u)} {'>' if u > ratio else '≥'} p/q {equals(ratio)}: {draft} is rejected."
 
 
 def _drawn(v: Verdict, text: _Texts, greedy: bool) -> str:
@@ -357,13 +352,13 @@ def _drawn(v: Verdict, text: _Texts, greedy: bool) -> str:
     if v.verified == 0:
         if greedy:
             return f"The target's first choice is {token}."
-        return f"u {_is(v.bonus_uniform)} draws {token} from p."
+        return f"u {equals(v.bonus_uniform)} draws {token} from p."
     everyone = "The draft was accepted" if v.accepted == 1 else f"All {v.accepted} drafts were accepted"
     if greedy:
         if v.kind == "leftover":
             return f"The bonus token is the target's first choice here: {token}."
         return f"{everyone}: the bonus token is the target's first choice at the next position, {token}."
-    u = f"u {_is(v.bonus_uniform)}"
+    u = f"u {equals(v.bonus_uniform)}"
     if v.kind == "leftover":
         return f"{u} falls on {token}: the bonus token, drawn from the leftover."
     return f"{everyone}. {u} falls on {token}: the bonus token, drawn from p itself."
@@ -388,7 +383,7 @@ def _frames(
             "First guess",
             f"One parallel pass makes a rough guess of {count} at once: no token has seen its new neighbours yet.",
         )
-        for slot, words in _mended(slots):
+        for slot, words in _refined(slots):
             add(
                 "correct",
                 everything if slot is None else [slot],
@@ -403,7 +398,7 @@ def _frames(
             "draft",
             [s["slot"]],
             f"Draft {s['slot'] + 1} of {len(slots)}",
-            f"The drafter proposes {_quote(s['text'])} with q {_is(s['q'])}{sure}.",
+            f"The drafter proposes {_quote(s['text'])} with q {equals(s['q'])}{sure}.",
         )
     if slots:
         cut = f" Of {v.proposed} drafts only the first {v.verified} are sent." if v.verified < v.proposed else ""
@@ -452,7 +447,7 @@ def _frames(
     return frames
 
 
-def _mended(slots: list[dict]) -> list[tuple[int | None, str]]:
+def _refined(slots: list[dict]) -> list[tuple[int | None, str]]:
     """What the serial pass did to the first guesses, from left to right: (slot, sentence) for each replaced one, or
     (None, sentence) if it kept them all."""
     out, kept = [], 0
@@ -466,7 +461,7 @@ def _mended(slots: list[dict]) -> list[tuple[int | None, str]]:
             (
                 s["slot"],
                 f"{before} serial pass, which {sight}, replaces {_quote(s['first_guess']['text'])} by "
-                f"{_quote(s['text'])} (q {_is(s['q'])}).",
+                f"{_quote(s['text'])} (q {equals(s['q'])}).",
             )
         )
         kept = 0
@@ -486,7 +481,8 @@ def _short(value: float | None) -> float | None:
 
 
 def point_data(point) -> dict | None:
-    """A roofline point as plain JSON values; None stays None."""
+    """A roofline point as plain JSON values, with its `rate` in FLOP/s (None without a time); None stays None."""
     if point is None:
         return None
-    return {k: _short(v) if isinstance(v, float) else v for k, v in dataclasses.asdict(point).items()}
+    data = {k: _short(v) if isinstance(v, float) else v for k, v in dataclasses.asdict(point).items()}
+    return data | {"rate": _short(point.flops / point.seconds) if point.seconds else None}

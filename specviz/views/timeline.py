@@ -1,4 +1,4 @@
-"""Lanes on a common clock, as plain JSON for the browser: each round's blocks of measured time and what came of them.
+"""Lanes on a common clock, as plain JSON for the browser: each round's blocks of measured time and its tokens.
 
 The clock is decoding time: drafting, verifying, and sampling with bookkeeping, as measured in that lane's own run, one
 round after the other. Prefill, plain steps of the baseline and recording are left out, as everywhere. Inside a draft
@@ -19,12 +19,12 @@ BUILDS = {
     "lookup": "looked up, all at once",
     "serial": "one by one",
     "parallel": "all at once",
-    "hybrid": "all at once, then mended from left to right",
+    "hybrid": "all at once, then refined from left to right",
 }
 
 
 def building(trace: Trace) -> str:
-    """How a lane's drafter builds its K tokens, told from its rounds: a key of BUILDS."""
+    """How a lane's drafter builds its K tokens, as its rounds show: a key of BUILDS."""
     positions = [x for r in trace.rounds for v in r.rows for x in v.positions if x.draft_token is not None]
     if trace.settings.k == 0:
         return "plain"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from specviz.hardware import ceilings, facts
-from specviz.loader.load_model import resolve_precision
 from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.precision import resolve_precision
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 ROOT = Path(__file__).resolve().parents[2]

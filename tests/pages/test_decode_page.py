@@ -148,7 +148,7 @@ def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, 
 
 
 def test_no_room_on_disk_is_a_sentence(open_app, empty_home, nothing_loaded, monkeypatch):
-    monkeypatch.setattr("specviz.loader.requirements.free_disk_bytes", lambda folder: 1000)
+    monkeypatch.setattr("specviz.loader.space.free_disk_bytes", lambda folder: 1000)
     app = prepared(open_app())
     assert not app.exception
     assert "SPECVIZ_HOME" in sentences(app)

@@ -35,6 +35,7 @@ def test_every_lossy_rule_is_caught_on_the_toy(wrong, toy):
     assert p_value(wrong, *toy, 4000, seed=1) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("good", LOSSLESS, ids=lambda r: r.name)
 def test_every_lossless_rule_passes_at_the_expected_rate(good, toy):
     """Over 200 seeds about 5 % of p-values are below 0.05, and none is absurd."""

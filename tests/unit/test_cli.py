@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import OrderedDict
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
 from specviz.engine.run import STORE
-from specviz.loader import requirements
+from specviz.loader import space
 from specviz.trace import records as tracing
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -371,7 +370,7 @@ def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
 
 def test_no_room_on_disk_is_told_before_the_download(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
-    monkeypatch.setattr(requirements, "free_disk_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(space, "free_disk_bytes", lambda folder: 1_000_000)
     assert "disk space" in refused("fetch", "smollm2-135m")
 
 
@@ -436,6 +435,7 @@ def test_a_reader_that_has_seen_enough_is_no_error():
     assert process.wait(timeout=120) in (0, 2) and "Traceback" not in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="signals are sent as on Unix")
 def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     file = tmp_path / "run.json.gz"
@@ -461,7 +461,6 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     for line in process.stderr:
         if line.startswith("Decoding"):
             break
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err

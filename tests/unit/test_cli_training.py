@@ -167,6 +167,7 @@ def chatty_folder(tmp_path):
     return tmp_path / "target"
 
 
+@pytest.mark.slow
 def test_a_corpus_and_both_kinds_of_drafters_are_made_from_the_command_line_and_continued(
     chatty_folder, tmp_path, capsys
 ):

@@ -62,6 +62,7 @@ def test_every_product_of_training_is_made_in_the_chosen_type(dtype, tmp_path, m
         assert torch.bfloat16 not in products.seen
 
 
+@pytest.mark.slow
 def test_a_processor_without_bfloat16_units_trains_in_float32(tmp_path):
     """A child process in which oneDNN may use AVX2 only, as on processors without the units: measured there."""
     code = (

@@ -66,6 +66,7 @@ def texts(target: CausalModel, k: int, prompts: list[list[int]], new: int) -> tu
     return found, drafts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_the_first_layers_of_a_family_draft_and_greedy_text_stays_plain(kind):
     target = causal(kind)

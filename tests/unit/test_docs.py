@@ -25,6 +25,7 @@ def specviz_commands() -> list[str]:
     return sorted({c.split(" > ")[0] for page in PAGES for c in commands(page) if c.startswith("python -m specviz ")})
 
 
+@pytest.mark.slow
 def test_the_list_of_modules_is_up_to_date():
     done = subprocess.run([sys.executable, "docs/architecture.py", "--check"], cwd=ROOT, check=False)
     assert done.returncode == 0, "run python docs/architecture.py"

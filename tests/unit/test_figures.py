@@ -153,6 +153,7 @@ def test_where_a_point_comes_from_shows_in_its_symbol():
     assert [t.customdata[0] for t in drawn] == ["a", "b", "c"]
 
 
+@pytest.mark.slow
 def test_every_roof_and_every_step_of_any_device_lies_within_the_axes():
     for device in catalogue.DEVICES:
         for precision in device.peaks:

@@ -265,11 +265,11 @@ def test_the_words_of_a_correction_count_what_was_kept():
         rough = {"id": guess, "text": f"t{guess}"}
         return {"slot": i, "id": final, "text": f"t{final}", "q": 0.5, "first_guess": rough}
 
-    told = frames._mended([slot(0, 1, 1), slot(1, 2, 2), slot(2, 3, 9), slot(3, 4, 8)])
+    told = frames._refined([slot(0, 1, 1), slot(1, 2, 2), slot(2, 3, 9), slot(3, 4, 8)])
     assert [at for at, _ in told] == [2, 3]
     assert told[0][1].startswith("After keeping 2 guesses, the serial pass")
     assert told[1][1].startswith("The serial pass") and "“t4” by “t8” (q = 0.500)" in told[1][1]
-    assert frames._mended([slot(0, 1, 1)])[0][0] is None
+    assert frames._refined([slot(0, 1, 1)])[0][0] is None
 
 
 def test_a_difference_is_the_tail_of_the_whole():

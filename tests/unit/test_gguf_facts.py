@@ -10,7 +10,8 @@ from tiny_models import byte_level_tokenizer, tiny_model, write_tiny_gguf
 
 from specviz.errors import FetchError
 from specviz.loader import gguf, gguf_facts
-from specviz.loader.load_model import load_module, load_source, load_tokenizer
+from specviz.loader.config_and_tokenizer import load_tokenizer
+from specviz.loader.load_model import load_module, load_source
 from specviz.loader.pairs import Source
 from specviz.models.causal import CausalModel
 

@@ -35,6 +35,7 @@ def import_without(blocked: set[str], modules: list[str]) -> None:
     assert done.stdout.split() == modules
 
 
+@pytest.mark.slow
 def test_all_but_the_user_interface_imports_without_streamlit():
     assert len(MODULES) > 30 and "specviz.engine.loop" in MODULES and not any(".ui" in name for name in MODULES)
     import_without({"streamlit"}, MODULES)
@@ -48,6 +49,7 @@ def test_no_module_outside_the_user_interface_names_streamlit_in_an_import():
         assert "import streamlit" not in source and "from streamlit" not in source, name
 
 
+@pytest.mark.slow
 def test_records_and_everything_computed_from_them_import_without_torch():
     figures = [name for name in MODULES if name.startswith("specviz.views.figures")]
     modules = [

@@ -17,7 +17,7 @@ import torch
 from specviz.errors import SettingsError
 from specviz.kernels import binding, build
 from specviz.kernels.packed import PackedLinear, pack
-from specviz.loader.load_model import resolve_precision
+from specviz.loader.precision import resolve_precision
 from specviz.models.attention import attention_metadata
 from specviz.models.cache import RaggedCache
 
@@ -99,7 +99,8 @@ def libraries(home: Path) -> list[Path]:
 
 
 def pretend(monkeypatch, *extensions: build.InstructionSet) -> None:
-    """A processor with the base instructions and these, whatever this one has."""
+    """A processor with the base instructions and these, whatever this one has; the kernels are not switched off."""
+    monkeypatch.delenv(build.SWITCH, raising=False)
     names = [name for part in (build.AVX512, *extensions) for name in part.capabilities]
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(names, True))
     monkeypatch.setattr(build.sys, "platform", "linux")

@@ -33,6 +33,7 @@ def run(tmp_path_factory):
     patch.undo()
 
 
+@pytest.mark.slow
 def test_every_prompt_runs_through_every_drafter_beside_plain_decoding(run):
     assert run.status == "complete" and run.fraction == 1.0
     assert set(run.traces) == {
@@ -202,6 +203,7 @@ def test_the_growth_of_a_cost_is_that_of_its_ends():
 # ---------------------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_runs_prints_and_writes(tmp_path, monkeypatch, capsys):
     """`lanes --pair toy` prints one line a drafter, or one JSON object, and writes traces that load again."""
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "home"))

@@ -13,8 +13,9 @@ from tiny_models import tiny_model
 
 from specviz.errors import FetchError
 from specviz.loader import llama, model_folder
+from specviz.loader.config_and_tokenizer import load_config
 from specviz.loader.llama import Llama, LlamaConfig
-from specviz.loader.load_model import load_config, load_module, stock_like
+from specviz.loader.load_model import load_module, stock_like
 from specviz.models.causal import CausalModel
 
 TOKENS = [[3, 1, 4, 1, 5, 9, 2, 6]]
@@ -183,6 +184,7 @@ def test_nothing_is_drawn_for_weights_that_are_read(tiny_folder, monkeypatch):
     assert torch.equal(read.lm_head.weight, wanted)
 
 
+@pytest.mark.slow
 def test_a_fresh_process_decodes_without_transformers(tiny_folder, empty_home):
     """From the folder to the first token, with prompt lookup as drafter: neither transformers nor torch's compiler,
     both of which take seconds to import, nor any of this project's parts that need them."""

@@ -39,6 +39,7 @@ def run(target, draft, name, prompts, settings, **options):
     return texts, rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "autoregressive", "first-layers", "itself"])
 @pytest.mark.parametrize("k", [1, 4, 16])
 def test_greedy_speculative_equals_plain_alone_and_in_a_batch(toy_target, toy_draft, drafter, k):
@@ -50,6 +51,7 @@ def test_greedy_speculative_equals_plain_alone_and_in_a_batch(toy_target, toy_dr
         assert run(toy_target, toy_draft, drafter, [prompt], settings)[0] == [text]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "autoregressive"])
 def test_same_seed_gives_the_same_run_alone_or_in_a_batch(toy_target, toy_draft, drafter):
     """Row r of a batch draws from the stream of its own seed: alone with that seed it repeats every verdict."""
@@ -208,6 +210,7 @@ def test_positions_record_p_q_and_tails_that_add_up(toy_target, toy_draft):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["autoregressive", "ngram", "first-layers"])
 def test_sampled_texts_follow_the_targets_law(toy_target, toy_draft, drafter):
     """Chi-square of 3,000 two-token texts, through the whole loop in batches, against the chain rule."""

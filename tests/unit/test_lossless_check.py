@@ -35,6 +35,7 @@ def order(drafter="autoregressive", temperature=1.0, k=3):
     return Order("toy", drafter, "the cat the the dog", Settings(k=k, temperature=temperature), raw=True)
 
 
+@pytest.mark.slow
 def test_the_toy_pair_is_lossless_greedy_and_sampled():
     found = check("toy", "autoregressive", k=3, samples=400, prompts=4)
     assert found.verdict == "lossless"
@@ -68,6 +69,7 @@ def broken(p, q, tokens, uniforms, bonus):
     return len(tokens), draw(p[len(tokens)], bonus)
 
 
+@pytest.mark.slow
 def test_a_broken_accept_rule_is_found_by_sampling(monkeypatch):
     """The loop with a wrong correction: the counts differ, and the p-value says so."""
     monkeypatch.setattr(loop, "judge_rows", rows_judged_by(broken))

@@ -158,6 +158,7 @@ LOSSLESS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("name", LOSSLESS)
 def test_speculative_law_is_the_targets_own(name, k):
@@ -173,6 +174,7 @@ def off_by_one_p(target_probs, draft_probs, draft, us, u):
     return judge(target_probs.roll(-1, 0), draft_probs, draft, us, u)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, setup",
     [

@@ -145,6 +145,7 @@ def watched(target, drafter, prompts, settings, ks=None):
     return played
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize(
     "settings",
@@ -168,6 +169,7 @@ def test_a_round_reads_once(reads, name, settings, graphs):
             assert drafter.graphs.replayed == ROUNDS and target.graphs.replayed == ROUNDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", test_published.NAMES)
 def test_a_round_with_a_published_drafter_reads_once(reads, name, temperature):

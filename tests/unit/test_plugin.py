@@ -93,6 +93,7 @@ def test_the_worked_example_passes_every_check(written, permitted):
     assert faults(written(GOOD)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG)
 def test_a_wrong_drafter_is_caught(written, permitted, what):
     """One line of the good example is changed; the demand that it breaks is named."""
@@ -106,6 +107,7 @@ def test_a_wrong_drafter_is_caught(written, permitted, what):
     assert demand in faults(written(text))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram", "autoregressive", "first-layers", "published"])
 def test_the_labs_own_drafters_pass_too(name, tmp_path, toy_target):
     """Lookup, a model of its own, the target's first layers, and a folder in the DFlash layout."""

@@ -5,7 +5,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.engine.prompts import MAX_CHARACTERS, PRESETS, TOY_PRESETS, encode, preset, presets_for
 from specviz.errors import SettingsError
-from specviz.loader.load_model import load_tokenizer
+from specviz.loader.config_and_tokenizer import load_tokenizer
 from specviz.loader.pairs import find_pair
 from specviz.models.causal import CausalModel
 

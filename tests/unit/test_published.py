@@ -162,6 +162,7 @@ def test_a_head_of_its_own_is_used(tmp_path):
     assert torch.equal(load_net(tmp_path / "own", target).head, 2 * given["head"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", NAMES)
 def test_decoding_is_lossless_and_rows_are_apart(name, temperature):

@@ -18,11 +18,15 @@ from transformers import (
 )
 
 from specviz.errors import MemoryBudgetError, SettingsError
+from specviz.format import gigabytes
 from specviz.hardware.machine import resolve_device
 from specviz.loader import requirements as module
-from specviz.loader.load_model import load_module, resolve_precision
+from specviz.loader import space
+from specviz.loader.load_model import load_module
 from specviz.loader.pairs import CATALOGUE, EMBEDDED, find_pair, size_of
-from specviz.loader.requirements import cache_values, disk_bytes, gigabytes, needs
+from specviz.loader.precision import resolve_precision
+from specviz.loader.requirements import cache_values, needs
+from specviz.loader.space import disk_bytes
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -80,13 +84,13 @@ def test_the_hub_is_asked_for_sizes_when_that_is_wanted(empty_home, monkeypatch)
     )
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: info)
     told = needs(find_pair("some/model"), "cpu", "bf16", ask_hub=True)
-    assert told.download == 2 * 10**9 + 1000 and told.memory == 2 * 10**9 + module.WORKING_BYTES
+    assert told.download == 2 * 10**9 + 1000 and told.memory == 2 * 10**9 + space.WORKING_BYTES
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", lambda *_, **__: 1 / 0)
     assert needs(find_pair("some/model"), "cpu", "bf16", ask_hub=True).download is None
 
 
 def test_loading_checks_the_memory_first(tiny_folder, monkeypatch):
-    monkeypatch.setattr(module, "free_memory_bytes", lambda device: 1000)
+    monkeypatch.setattr(space, "free_memory_bytes", lambda device: 1000)
     with pytest.raises(MemoryBudgetError, match=r"needs about 20 MB of cpu memory in fp32"):
         load_module(tiny_folder, "cpu", "fp32")
 

@@ -40,6 +40,7 @@ def test_a_row_of_a_16_bit_product_does_not_depend_on_the_other_rows(dtype, shap
     assert torch.equal(multiply(x.flip(0)), whole.flip(0))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("FBGEMM_ENABLE_INSTRUCTIONS") == "AVX2", reason="this is the child process")
 def test_it_does_not_on_a_processor_with_avx2_alone():
     """In a process that is held to AVX2, which any x86 processor here can be."""

@@ -119,12 +119,21 @@ def test_stop_ends_the_run_within_a_step_and_keeps_the_rounds(store, monkeypatch
     assert loads(dumps(run.trace)) == run.trace
 
 
-def test_stop_during_loading_ends_without_a_trace(store):
-    run = Run(order(), store)
-    run.stop()
+@pytest.mark.parametrize("loaded", [True, False], ids=["model in memory", "model read"])
+def test_stop_during_loading_ends_without_a_trace(store, loaded, monkeypatch):
+    """Whether the model is in memory or has to be read: no round is decoded after Stop."""
+    run, opened = Run(order(), store if loaded else ModelStore()), []
+    real = run.store.open
+
+    def stopped_meanwhile(*arguments, **options):
+        opened.append(real(*arguments, **options))
+        run.stop()
+        return opened[-1]
+
+    monkeypatch.setattr(run.store, "open", stopped_meanwhile)
     run.execute()
-    assert run.status == "stopped" and run.error is None
-    assert run.trace is None or len(run.rounds) <= 1
+    assert opened and run.status == "stopped" and run.error is None
+    assert run.trace is None and not run.rounds
 
 
 def test_a_run_that_nobody_polls_stops_itself(store, monkeypatch):

@@ -92,6 +92,7 @@ def left(server):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ALL)
 @pytest.mark.parametrize("name", ["ngram", "autoregressive"])
 def test_every_greedy_text_equals_its_text_alone(toy_target, toy_draft, policy, name):
@@ -106,6 +107,7 @@ def test_every_greedy_text_equals_its_text_alone(toy_target, toy_draft, policy, 
     assert not any(left(server))
 
 
+@pytest.mark.slow
 def test_sampled_texts_repeat_and_with_a_fixed_k_equal_their_texts_alone(toy_target, toy_draft):
     """Same seeds, same arrivals: the same texts to the last token, under policies that depend on load too."""
     for policy in NAMES:
@@ -117,6 +119,7 @@ def test_sampled_texts_repeat_and_with_a_fixed_k_equal_their_texts_alone(toy_tar
         assert record.tokens == alone(toy_target, record.job, SAMPLED, own, k=4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", NAMES)
 def test_sampled_texts_follow_the_targets_law(toy_target, toy_draft, policy):
     """Chi-square of two-token texts served among each other against the chain rule."""
@@ -161,6 +164,7 @@ class Told:
         return replace(found, confidence=said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_with_confidences_the_block_is_drafted_and_cut(toy_target, toy_draft, temperature):
     """Greedy: texts equal those alone. Sampled: the law of the first token holds although the cut uses confidences
@@ -182,6 +186,7 @@ def test_with_confidences_the_block_is_drafted_and_cut(toy_target, toy_draft, te
     assert stats.chi2_contingency([[counts[t] for t in tokens], [plain[t] for t in tokens]]).pvalue > 1e-4
 
 
+@pytest.mark.slow
 def test_cancels_free_everything_at_any_stage(toy_target, toy_draft):
     """Hundreds of requests with cancels at random moments and a tiny cache: nothing lost, nothing leaked."""
     chance = random.Random(3)
@@ -259,6 +264,7 @@ def simulated(policy, rate, seconds=8, seed=0, chances=CHANCES, rows=400, k=4):
     return summarise(serve(server, jobs), rate), server
 
 
+@pytest.mark.slow
 def test_verify_length_shrinks_as_load_rises():
     """Simulated, with the scheduler: long blocks when the server is idle, short ones when it is full."""
     lengths = [simulated("prefix", rate, 20 if rate < 1 else 8)[0].mean_verify_length for rate in (0.3, 10, 60)]
@@ -266,6 +272,7 @@ def test_verify_length_shrinks_as_load_rises():
     assert lengths[0] > 5 and lengths[2] < 1.5
 
 
+@pytest.mark.slow
 def test_the_scheduler_beats_what_is_fixed_over_loads():
     """Simulated: at a low load it is as fast for a user as long blocks, at a full one as fast as none, where each
     fixed K is behind at one of them."""
@@ -275,6 +282,7 @@ def test_the_scheduler_beats_what_is_fixed_over_loads():
     assert full["prefix"] > 1.15 * full["fixed"] and full["prefix"] > 0.98 * full["none"]
 
 
+@pytest.mark.slow
 def test_without_confidences_it_learns_from_verdicts():
     blind = Chances(CHANCES.conditional, 0.0, confident=False)
     summary, _ = simulated("prefix", 0.3, 20, chances=blind)
@@ -293,6 +301,7 @@ def test_a_policy_that_stopped_drafting_tries_again():
         assert sum(map(sum, wishes)) == 3
 
 
+@pytest.mark.slow
 def test_a_thousand_requests_at_once_are_served_in_seconds():
     summary, server = simulated("prefix", 500, seconds=2.5, rows=2000)
     assert summary.requests > 1000 and summary.finished == summary.requests

@@ -35,6 +35,7 @@ def at_home(empty_home):
     return empty_home
 
 
+@pytest.mark.slow
 def test_cells_are_measured_and_their_counts_add_up(at_home):
     sweep = Sweep(order()).execute()
     assert sweep.status == "complete" and sweep.error is None and not sweep.missing
@@ -164,6 +165,7 @@ def test_a_step_table_is_measured_and_kept(at_home):
     assert [sum(layout(n)) for n in range(1, 100)] == list(range(1, 100)) and len(layout(200)) == 32
 
 
+@pytest.mark.slow
 def test_the_commands_print_their_keys(at_home, capsys):
     assert main.main(["sweep", "--pair", "toy", "--k", "0,1", "--batch", "1", "--rounds", "3", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -47,7 +47,7 @@ def test_the_bytes_of_the_tokens_join_up_to_the_text(make, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_the_same_with_the_embedded_tokenizer(embedded_folder, text):
-    from specviz.loader.load_model import load_tokenizer
+    from specviz.loader.config_and_tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(embedded_folder)
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -79,7 +79,7 @@ def test_sentencepiece_spaces_and_bytes():
 
 
 def test_the_toy_words_have_their_spaces():
-    from specviz.loader.load_model import load_tokenizer
+    from specviz.loader.config_and_tokenizer import load_tokenizer
     from specviz.loader.pairs import find_pair
 
     table = piece_table(load_tokenizer(find_pair("toy").target.path), range(6))

@@ -7,7 +7,7 @@ import pytest
 from tiny_models import byte_level_tokenizer
 
 from specviz.engine.prompts import PRESETS, encode
-from specviz.loader.load_model import load_tokenizer
+from specviz.loader.config_and_tokenizer import load_tokenizer
 from specviz.loader.tokenizer import Tokenizer
 from specviz.loader.toy import FOLDER
 from specviz.trace.token_text import piece_table
@@ -44,7 +44,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["embedded", "written here"])
+@pytest.fixture(params=[pytest.param("embedded", marks=pytest.mark.model), "written here"])
 def folder(request, tmp_path):
     if request.param == "embedded":
         return request.getfixturevalue("embedded_folder")
@@ -75,6 +75,7 @@ def random_texts(count: int) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_ids_texts_and_vocabulary_are_those_of_transformers(folder):
     ours, stock = load_tokenizer(folder), load_tokenizer(folder, stock=True)
     assert isinstance(ours, Tokenizer) and not isinstance(stock, Tokenizer)

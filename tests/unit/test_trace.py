@@ -67,6 +67,7 @@ def text(trace) -> bytes:
 # -------------------------------------------------------------------------------------------- round trips
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["run.json", "run.json.gz"])
 def test_the_round_trip_is_exact(trace, tmp_path, name):
     """Equal dataclasses: every float to its last bit, every tuple and every None."""
@@ -109,6 +110,7 @@ def test_the_schema_takes_a_real_trace_and_refuses_a_changed_one(trace):
         assert not validator.is_valid(data | change)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "assets" / "traces").rglob("*.json.gz")), ids=lambda p: p.name)
 def test_the_traces_that_ship_can_be_read_and_fit_the_schema(path):
     shipped = load(path)
@@ -245,6 +247,7 @@ def test_a_trace_that_contradicts_itself_is_refused(text, change):
     told(json.dumps(data).encode())
 
 
+@pytest.mark.slow
 def test_whatever_loads_can_be_shown_and_measured(text):
     """A real trace with one or two values changed at random, hundreds of times: it is refused with a sentence, or
     the player's frames, the metrics and the table of the command line all work on it, without NaN."""

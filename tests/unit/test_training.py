@@ -210,6 +210,7 @@ def test_a_block_sees_nothing_from_its_anchor_on_and_no_other_block(store):
     assert torch.allclose(before[0, 0], moved[0, 0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_resumes_from_its_checkpoint(store, tmp_path):
     parts, net = target_parts.TargetParts.of(module()), block_net()
     head = parts.head[DRAFT_IDS]

@@ -66,5 +66,7 @@ def emitted_figure(data: pd.DataFrame, what: str, distance: float) -> go.Figure:
     chart.update_xaxes(range=[0, max(0.05, float(data[["share", "p"]].max().max())) * 1.08], fixedrange=True)
     chart.update_yaxes(tickvals=rows, ticktext=list(data.token), autorange="reversed", fixedrange=True, showgrid=False)
     title = f"{what}: after {n:,} trials {format.number(distance)} of the mass is where p does not want it"
-    said = "; ".join(f"{r.token}: {r.share:.3f}, p {r.p:.3f}" for r in data.itertuples())
+    said = "; ".join(
+        f"{r.token}: {format.probability(r.share)}, p {format.probability(r.p)}" for r in data.itertuples()
+    )
     return template.finish(chart, title, f"Stacked bars of shares with marks at p. {said}.", "Share of trials", "")

@@ -49,7 +49,7 @@ def retuned_figure(data: pd.DataFrame) -> go.Figure:
             marker={"symbol": ("circle" if drafter == "before" else "diamond") + shape, "size": 9, "color": colour},
             hovertemplate=f"{texts}, {drafter}, slot %{{x}}: %{{y:.3f}}<extra></extra>",
         )
-        said.append(f"{texts}, {drafter}: " + ", ".join(f"{x:.2f}" for x in part.overlap))
+        said.append(f"{texts}, {drafter}: " + ", ".join(map(format.probability, part.overlap)))
     chart.update_xaxes(dtick=1, fixedrange=True)
     chart.update_yaxes(range=[0, 1], fixedrange=True)
     return template.finish(

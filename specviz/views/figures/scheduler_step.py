@@ -36,7 +36,7 @@ def figure(data: pd.DataFrame, schedule: Schedule) -> go.Figure:
             name=name,
             marker={"color": colour, "line": {"color": palette.LINE, "width": 1}, "pattern": template.hatch(pattern)},
             hovertext=[
-                f"request {r.request}, draft {r.draft}: a = {r.survival:.3f}, needed {r.needed:.3f}"
+                f"request {r.request}, draft {r.draft}: a {format.equals(r.survival)}, needed {format.number(r.needed)}"
                 for r in part.itertuples()
             ],
             hoverinfo="text",
