@@ -22,9 +22,10 @@ from specviz.bench.same_task import Departure, departure
 from specviz.checks.lossless import texts_for
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.names import drafter_names, trained
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import Measurements, decode
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
 from specviz.engine.prompts import encode, lines_of, presets_for
-from specviz.engine.run import STORE, LoadedModel, ModelStore, make_drafter
 from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine, roofline, shapes
 from specviz.loader import load_model

@@ -24,7 +24,7 @@ from specviz.trace.records import Position, Round, Settings, Trace, Verdict
 from specviz.worker import Stopped, Worker
 
 if TYPE_CHECKING:
-    from specviz.engine.run import ModelStore
+    from specviz.engine.model_store import ModelStore
 
 PLAIN = "plain"
 PLAIN_LABEL = "plain decoding: the target alone, one token per pass"
@@ -108,7 +108,7 @@ class Lanes(Worker):
         self._store = store
 
     def work(self) -> None:
-        from specviz.engine.run import STORE
+        from specviz.engine.model_store import STORE
 
         order, store = self.order, self._store or STORE
         names = _names(order.texts)

@@ -140,7 +140,7 @@ class Sweep(Worker):
         )
 
     def work(self) -> None:
-        from specviz.engine.run import STORE
+        from specviz.engine.model_store import STORE
         from specviz.hardware import ceilings
 
         store, order = self._store or STORE, self.order
@@ -168,8 +168,8 @@ class Sweep(Worker):
         self.report("", 1.0)
 
     def _measure(self, store, target, k: int, batch: int, text: str, ids: list[int]) -> Cell:
+        from specviz.engine.drafter_factory import make_drafter
         from specviz.engine.loop import Measurements, decode
-        from specviz.engine.run import make_drafter
 
         order = self.order
         new = order.rounds * (k + 1) + 1  # so that no row ends inside the cell

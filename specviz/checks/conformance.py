@@ -16,9 +16,10 @@ import torch
 
 from specviz.checks import lossless, statistics
 from specviz.drafters.base import Drafter, Proposal, Request
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import decode, start_drafter
+from specviz.engine.model_store import STORE, ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import STORE, ModelStore, make_drafter
 from specviz.engine.sequence import Row
 from specviz.errors import SpecVizError
 from specviz.loader.pairs import find_pair

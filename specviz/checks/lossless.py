@@ -16,9 +16,10 @@ from specviz.checks import statistics
 from specviz.drafters.base import Drafter
 from specviz.drafters.names import check_drafter
 from specviz.engine import prompts as prompting
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import decode
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import STORE, LoadedModel, ModelStore, make_drafter
 from specviz.errors import NotFiniteError, SettingsError
 from specviz.loader import load_model
 from specviz.loader.pairs import find_pair

@@ -15,7 +15,7 @@ from specviz.training import corpus
 from specviz.worker import Job
 
 if TYPE_CHECKING:
-    from specviz.engine.run import LoadedModel
+    from specviz.engine.model_store import LoadedModel
     from specviz.models.causal import CausalModel
 
 POSITIONS = 8

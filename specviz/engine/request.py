@@ -9,7 +9,7 @@ from specviz.trace.records import Settings
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
+    """One run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
 
     pair: str
     drafter: str

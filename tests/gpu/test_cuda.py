@@ -13,8 +13,9 @@ from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
 from specviz.engine import judging
 from specviz.engine.loop import decode
+from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import ModelStore, Run
+from specviz.engine.run import Run
 from specviz.hardware import ceilings, machine
 from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
 from specviz.sampling import transfer

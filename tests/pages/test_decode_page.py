@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from specviz.engine.run import ModelStore
+from specviz.engine.model_store import ModelStore
 from specviz.trace import files as trace_files
 from specviz.trace.records import Settings
 from specviz.ui import preparing, stage
@@ -136,7 +136,7 @@ def prepared(app, seconds=60):
 @pytest.fixture
 def nothing_loaded(monkeypatch):
     """No model is in memory yet, as in a fresh process."""
-    monkeypatch.setattr("specviz.engine.run.STORE", ModelStore())
+    monkeypatch.setattr("specviz.engine.model_store.STORE", ModelStore())
 
 
 def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, nothing_loaded, monkeypatch):

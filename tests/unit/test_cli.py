@@ -17,7 +17,7 @@ import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
-from specviz.engine.run import STORE
+from specviz.engine.model_store import STORE
 from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader import space
 from specviz.trace import files as trace_files

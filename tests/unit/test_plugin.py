@@ -12,8 +12,9 @@ from specviz.checks import conformance
 from specviz.cli import main
 from specviz.drafters import plugin
 from specviz.drafters.names import check_drafter, code_permitted, plugin_parts
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.request import RunRequest
-from specviz.engine.run import Run, make_drafter
+from specviz.engine.run import Run
 from specviz.errors import PairError, PluginError
 from specviz.loader.pairs import find_pair
 from specviz.trace.records import Settings

@@ -21,8 +21,9 @@ from specviz.drafters.base import Request
 from specviz.drafters.published import ForeignDrafter
 from specviz.drafters.published_net import load_net
 from specviz.engine.loop import decode
+from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import ModelStore, Run
+from specviz.engine.run import Run
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Settings

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import checkpoints
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.engine.run import LoadedModel
+from specviz.engine.model_store import LoadedModel
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
 from specviz.training import evaluate, retune

@@ -8,8 +8,9 @@ import torch
 
 from specviz.drafters.ngram import NgramDrafter
 from specviz.engine import run as runs
+from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import ModelStore, Run
+from specviz.engine.run import Run
 from specviz.errors import MemoryBudgetError, PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.trace.files import dumps, loads

@@ -16,8 +16,9 @@ import jsonschema
 import pytest
 
 from specviz.cli import main
+from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
-from specviz.engine.run import ModelStore, Run
+from specviz.engine.run import Run
 from specviz.errors import SettingsError, TraceError
 from specviz.trace import metrics
 from specviz.trace import records as tracing
