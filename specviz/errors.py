@@ -25,5 +25,9 @@ class MemoryBudgetError(SpecVizError):
     """A model, cache or run would not fit the memory of its device."""
 
 
+class NotFiniteError(SpecVizError):
+    """A model's weights or logits are NaN or infinite, so that there is nothing to draw from."""
+
+
 class PluginError(SpecVizError):
     """A drafter of one's own (FILE.py:CLASS) cannot be loaded, fails, or breaks the protocol."""

@@ -5,7 +5,8 @@
 SETTING: compiled, vLLM's own default, which falls back to eager where nothing can compile; or eager.
 
 The first line out tells {"version": ..., "setting": "compiled" or "eager"}. Then a line of JSON in,
-{"prompts": [[ids]], "tokens": n}, gives one out, {"texts": [[ids]], "rate": tokens per second}.
+{"prompts": [[ids]], "tokens": n, "eos": [ids that end a text]}, gives one out, {"texts": [[ids]],
+"rate": tokens per second}. Decoding is greedy, whatever the model's generation config asks for.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def main() -> None:
             enforce_eager=eager,
             enable_prefix_caching=False,
             disable_log_stats=False,
+            generation_config="vllm",  # not the model's own, which may ask for penalties
             seed=0,
         )
 
@@ -54,8 +56,10 @@ def main() -> None:
         asked = json.loads(line)
         prompts = [{"prompt_token_ids": ids} for ids in asked["prompts"]]
 
-        def decode(most: int, prompts=prompts):
-            settings = vllm.SamplingParams(temperature=0.0, max_tokens=most, detokenize=False)
+        def decode(most: int, prompts=prompts, eos=asked["eos"]):
+            settings = vllm.SamplingParams(
+                temperature=0.0, repetition_penalty=1.0, stop_token_ids=eos, max_tokens=most, detokenize=False
+            )
             started = time.perf_counter()
             found = model.generate(prompts, settings, use_tqdm=False)
             return found, time.perf_counter() - started

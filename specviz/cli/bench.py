@@ -1,19 +1,20 @@
-"""The command `bench` of `python -m specviz`."""
+"""The command `bench`: speed of plain and speculative decoding, interleaved with transformers, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 
+from specviz.cli.options import Subparsers, add_device, add_json, add_pair
+from specviz.cli.progress import reporting
 from specviz.cli.ranges import numbers
 from specviz.drafters.names import check_drafter
 from specviz.errors import SettingsError
-from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.pairs import find_pair
 from specviz.trace.records import MAX_K
 
 
-def add_parsers(subparsers) -> None:
+def add_parsers(subparsers: Subparsers) -> None:
     """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = subparsers.add_parser(
         "bench",
@@ -21,9 +22,7 @@ def add_parsers(subparsers) -> None:
         description="K is picked per drafter on 3 prompts, then every system decodes 20 prompts of 128 tokens in turn: "
         "under 25 minutes. Ratios are medians over prompts, each with an interval of 95 % confidence.",
     )
-    parser.add_argument(
-        "--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT (default: %(default)s)"
-    )
+    add_pair(parser)
     parser.add_argument(
         "--drafters",
         default="all",
@@ -46,20 +45,14 @@ def add_parsers(subparsers) -> None:
         help="measure transformers on the same weights too, and vLLM and llama.cpp where installed",
     )
     parser.add_argument("--quick", action="store_true", help="3 prompts of 48 tokens: under 4 minutes")
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument(
-        "--precision",
-        default="auto",
-        metavar="P",
-        help="auto, or a name such as fp32 (default: auto); fp32 is measured beside it on a processor",
-    )
+    add_device(parser, precision_note="; on a CPU fp32 is measured beside it")
     parser.add_argument(
         "--shape",
         metavar="NAME",
         help="instead of a pair: the steps and plain decoding of a built-in shape or a Hub id, with "
         "random weights, against transformers",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     parser.set_defaults(handler=bench_command)
 
 
@@ -76,18 +69,19 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
     from specviz.bench import benchmark
 
-    found = benchmark.bench(
-        arguments.pair,
-        drafters,
-        ks,
-        arguments.precision,
-        arguments.device,
-        arguments.peers,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        arguments.batch,
-        benchmark.prompts_from(arguments.prompts, arguments.pair),
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    with reporting() as job:
+        found = benchmark.bench(
+            arguments.pair,
+            drafters,
+            ks,
+            arguments.precision,
+            arguments.device,
+            arguments.peers,
+            benchmark.QUICK if arguments.quick else benchmark.FULL,
+            arguments.batch,
+            benchmark.prompts_from(arguments.prompts, arguments.pair),
+            job=job,
+        )
     print(json.dumps(found, allow_nan=False) if arguments.json else table(found))
     return 0
 
@@ -95,13 +89,9 @@ def bench_command(arguments: argparse.Namespace) -> int:
 def _shape(arguments: argparse.Namespace) -> int:
     from specviz.bench import benchmark
 
-    found = benchmark.bench_shape(
-        arguments.shape,
-        arguments.precision,
-        arguments.device,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    scale = benchmark.QUICK if arguments.quick else benchmark.FULL
+    with reporting() as job:
+        found = benchmark.bench_shape(arguments.shape, arguments.precision, arguments.device, scale, job)
     if arguments.json:
         print(json.dumps(found, allow_nan=False))
         return 0
@@ -123,16 +113,17 @@ def _shape(arguments: argparse.Namespace) -> int:
 
 
 def _steps_line(name: str, timed: dict) -> str:
-    seconds = ", ".join(f"{n}: {1000 * s:.2f} ms" for n, s in timed["step_seconds"].items())
+    seconds = ", ".join(f"{n}: {1000 * s:.2f} ms" for n, s in timed["forward_seconds"].items())
     return (
         f"{name}: a verify pass of 6 is {timed['verify_over_decode']:.2f} of the fastest plain step; a plain "
         f"step takes {timed['limit_ratio']:.2f} times what the roofs allow, "
-        f"{100 * timed['overhead_fraction']:.0f} % of it explained by neither roof; by positions {seconds}"
+        f"{100 * timed['overhead_fraction']:.0f} % of it explained by neither roof; forward passes by positions "
+        f"{seconds}"
     )
 
 
 def table(found: dict) -> str:
-    """The figures in words and columns."""
+    """The results as a table for the terminal."""
     versions = ", ".join(
         f"{name} {found[key]}"
         for name, key in (
@@ -160,7 +151,7 @@ def table(found: dict) -> str:
             f"{_times(row['speedup_vs_plain'], row['speedup_vs_plain_interval']):21} "
             f"{_number(row['tokens_per_pass']):>8} "
             f"{'-' if None in shares else ' '.join(f'{100 * s:.0f} %' for s in shares):>17}  "
-            f"{row['same_text']} of {row['texts']}"
+            f"{row['same_text']} of {row['texts']}{'' if row['same_task'] else ', another task'}"
         )
     lines += ["", f"winner: {found['winner']}", *_figures(found, f"In {found['precision']}")]
     equal = found["equal_precision"]

@@ -18,6 +18,7 @@ from torch import nn
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import FetchError
+from specviz.loader.finite_weights import check_weights
 from specviz.paths import ASSETS
 
 FOLDER = ASSETS / "drafters"
@@ -78,6 +79,7 @@ def read(folder: Path) -> tuple[str, BlockConfig, dict[str, torch.Tensor], dict]
         config = BlockConfig(**shape)
         with safe_open(folder / "model.safetensors", "pt") as file:
             weights = restored({k: file.get_tensor(k) for k in file.keys()})  # noqa: SIM118 (no mapping)
+        check_weights(weights.items(), f"the drafter in {folder}")
         return about["kind"], config, weights, about
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise FetchError(f"The drafter in {folder} cannot be read: {error}.") from None

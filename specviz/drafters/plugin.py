@@ -182,6 +182,13 @@ class CheckedDrafter:
                 self._wrong(f"the q of slot {slot + 1} sums to {total:.6g}, but must sum to 1")
             if not float(q[slot, tokens[slot]]) > 0:
                 self._wrong(f"slot {slot + 1} drafted the token {tokens[slot]}, to which its own q gives no chance")
+        if logits is not None and bool((logits.isnan() | (logits == torch.inf)).any()):
+            self._wrong("draft_logits has entries that are NaN or +inf")
+        for slot, token in enumerate(tokens if logits is not None else ()):
+            if not bool(logits[slot, token].isfinite()):
+                self._wrong(f"slot {slot + 1} drafted the token {token}, whose own logit is -inf")
+        if found.confidence is not None and not all(0 <= float(c) <= 1 for c in found.confidence[i]):
+            self._wrong("a confidence is no probability from 0 to 1")
         for name in ("confidence", "first_guess"):
             if (entries := getattr(found, name)) is not None and len(entries[i]) != len(tokens):
                 self._wrong(f"{name} has {len(entries[i])} entries for {len(tokens)} drafts")

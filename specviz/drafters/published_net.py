@@ -18,6 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwe
 
 from specviz.drafters.published_config import ForeignConfig, read
 from specviz.errors import FetchError, PairError
+from specviz.loader.finite_weights import check_weights
 from specviz.loader.model_folder import read_header, weight_files
 from specviz.models.causal import CausalModel
 from specviz.sampling.transfer import onto
@@ -274,6 +275,7 @@ def _read_tensors(files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
                 f"{files[name]} stores {name} as {str(tensor.dtype).removeprefix('torch.')}: quantised "
                 "drafters are not known here."
             )
+    check_weights(out.items(), f"the drafter in {next(iter(files.values())).parent}")
     return out
 
 

@@ -7,6 +7,7 @@ uniforms and its own round count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,11 +16,12 @@ import torch
 from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.engine import recorder
 from specviz.engine.sequence import Row
-from specviz.errors import SettingsError
+from specviz.errors import NotFiniteError, SettingsError
 from specviz.hardware.costs import pass_cost
 from specviz.hardware.machine import Timer, clock
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel, Output
+from specviz.models.finite import drafted_logits, drafter_fault, largest_logits, target_fault
 from specviz.sampling.distributions import Rows, together, whole
 from specviz.sampling.rejection import judge_rows, uniform, warped
 from specviz.sampling.transfer import onto, read
@@ -189,7 +191,11 @@ def play_round(
     with timer.section("judge"):
         if active:
             verdict = _judge(out, active, [drafts[row.id] for row in active], settings)
-            accepted, bonuses = _settle(verdict, proposal, record)
+            accepted, bonuses, faults = _settle(verdict, proposal, record)
+            if faults and (
+                error := _fault(target, drafter, active, [drafts[row.id] for row in active], out.starts, *faults)
+            ):
+                raise error
 
     # 5. Keep what it earned, and roll the rest back.
     verdicts, going_on = [], []
@@ -283,6 +289,10 @@ class _Verdict:
     target_probs: Rows
     accept_uniforms: list[list[float]]
     bonus_uniforms: list[float]
+    largest: torch.Tensor
+    """[M] of models.finite.largest_logits"""
+    drafted: torch.Tensor | list
+    """[N] of models.finite.drafted_logits, of the drafts that came with logits"""
 
 
 def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], settings: Settings) -> _Verdict:
@@ -306,16 +316,58 @@ def _judge(out: Output, active: Sequence[Row], drafts: Sequence[_Draft], setting
         [u for of_row in us for u in of_row],
         bonus_us,
     )
-    return _Verdict(accepted, bonus, p, us, bonus_us)
+    with_logits = [draft for draft in given if draft.part(draft.proposal.draft_logits) is not None]
+    drafted = (
+        drafted_logits(
+            [draft.part(draft.proposal.draft_logits) for draft in with_logits],
+            [draft.part(draft.proposal.draft_probs) for draft in with_logits],
+        )
+        if with_logits
+        else []
+    )
+    return _Verdict(accepted, bonus, p, us, bonus_us, largest_logits(out.packed, p), drafted)
 
 
-def _settle(verdict: _Verdict, proposal: Proposal | None, record: bool) -> tuple[list[int], list[int]]:
-    """How many drafts of each row were accepted, and the bonus tokens; and from now on the proposal is on the host."""
-    if proposal is None:
-        return tuple(read(verdict.accepted, verdict.bonus))
-    accepted, bonus, *lists = read(verdict.accepted, verdict.bonus, *proposal.parts(details=record))
-    proposal.settle(lists)
-    return accepted, bonus
+def _settle(
+    verdict: _Verdict, proposal: Proposal | None, record: bool
+) -> tuple[list[int], list[int], tuple[list[bool], list[bool]] | tuple[()]]:
+    """How many drafts of each row were accepted, the bonus tokens, and, if there are any, which positions [M] of the
+    target and which drafts [N] with logits are at fault; from now on the proposal is on the host."""
+    parts = proposal.parts(details=record) if proposal else []
+    accepted, bonus, largest, drafted, *lists = read(
+        verdict.accepted, verdict.bonus, verdict.largest, verdict.drafted, *parts
+    )
+    if proposal:
+        proposal.settle(lists)
+    faults = tuple([not math.isfinite(x) for x in values] for values in (largest, drafted))
+    return accepted, bonus, faults if any(map(any, faults)) else ()
+
+
+def _fault(
+    target: CausalModel,
+    drafter: Drafter | None,
+    active: Sequence[Row],
+    drafts: Sequence[_Draft],
+    starts: Sequence[int],
+    target_faults: list[bool],
+    draft_faults: list[bool],
+) -> NotFiniteError | None:
+    """The error of a settled round whose logits are no numbers: the target's first. None if only padding is."""
+    for row, draft, start in zip(active, drafts, starts):
+        for slot in range(draft.length + 1):
+            if target_faults[start + slot]:
+                return target_fault(target, [*row.prompt, *row.emitted, *draft.tokens[:slot]], row.id)
+    drafted = [
+        (row, draft, slot)
+        for row, draft in zip(active, drafts)
+        if draft.length and draft.part(draft.proposal.draft_logits) is not None
+        for slot in range(draft.length)
+    ]
+    for (row, draft, slot), fault in zip(drafted, draft_faults):
+        if fault:
+            text = [*row.prompt, *row.emitted, *draft.tokens[:slot]]
+            return drafter_fault(drafter.name, getattr(drafter, "model", None), target.precision, text, row.id)
+    return None
 
 
 def _recorded(
@@ -360,7 +412,7 @@ def _plain_step(
     with timer.section("forward"):
         out = target.forward(cache, [row.id for row in rows], [[row.anchor] for row in rows])
     with timer.section("draw"):
-        read(_judge(out, rows, [_Draft(None, 0, 0)] * len(rows), settings).bonus)
+        _settle(_judge(out, rows, [_Draft(None, 0, 0)] * len(rows), settings), None, record=False)
     for row, length in zip(rows, contexts):
         cache.truncate(row.id, length)
     forward = timer.seconds("forward")

@@ -10,6 +10,8 @@ from specviz.trace.records import Position
 
 TOP = 12
 """How many of p's and of q's most likely tokens a position keeps."""
+LOWEST = torch.finfo(torch.float32).min
+"""What stands for a target's logit of -inf."""
 
 
 def positions(
@@ -72,7 +74,8 @@ def positions(
                 verdict=verdict,
                 accept_uniform=accept_uniforms[slot] if slot < judged else None,
                 support=tuple(support),
-                target_logits=tuple(target_logits[slot, at].tolist()),
+                # a masked token's -inf has no place in JSON
+                target_logits=tuple(max(z, LOWEST) for z in target_logits[slot, at].tolist()),
                 draft_logits=raw_draft,
                 target_logsumexp=target_logsumexp[slot],
                 draft_logsumexp=draft_logsumexp[slot] if raw_draft is not None else None,

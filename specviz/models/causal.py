@@ -12,6 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -28,6 +29,7 @@ from specviz.models.weight_storage import Product
 from specviz.sampling.transfer import onto, starts_of
 
 ATTENTION = "specviz_ragged"
+_PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 _current = threading.local()
 
 
@@ -86,6 +88,9 @@ class CausalModel:
         self.tokens_forwarded = 0
         parameter = next(module.parameters())
         self.device = parameter.device
+        self.name = model_name(self.config)
+        self.precision = "int4" if four_bit else _PRECISIONS.get(parameter.dtype, str(parameter.dtype))
+        """Of its weights, by the name that a run asks for."""
         self.dtype = parameter.dtype
         """Of what is passed on from layer to layer, of K and V, and of taps."""
         self.embedding: torch.Tensor = module.get_input_embeddings().weight
@@ -214,6 +219,14 @@ class CausalModel:
             _current.plan = None
             for hook in hooks:
                 hook.remove()
+
+
+def model_name(config) -> str:
+    """The name of a model for a person, from the folder or Hub id in its config."""
+    parts = Path(str(getattr(config, "name_or_path", "") or getattr(config, "_name_or_path", ""))).parts
+    # the Hub's cache keeps a model in models--OWNER--NAME/snapshots/COMMIT
+    cached = next((part for part in parts if part.startswith("models--")), None)
+    return cached.removeprefix("models--").replace("--", "/") if cached else parts[-1] if parts else config.model_type
 
 
 def _flat(tokens: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -> torch.Tensor:

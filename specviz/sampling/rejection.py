@@ -102,15 +102,17 @@ def _nucleus(probs: torch.Tensor, top_p: float) -> tuple[torch.Tensor, torch.Ten
 def draws(probs: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
     """From each of the rows probs [N, V] the token [N] at which their running sum first exceeds the uniform [N] times
     their total (inverse CDF). A token of probability 0 is never drawn: a uniform below 1 times the total is below the
-    total in float64. probs need not be normalised, but no row may be all 0."""
+    total in float64. probs need not be normalised, but no row may be all 0. A row with NaN gives its last token: the
+    loop sees such a row by its logits, and until then nothing may be read past the end of a table."""
     running = probs.cumsum(-1)
-    return torch.searchsorted(running, uniforms[:, None] * running[:, -1:], right=True)[:, 0]
+    found = torch.searchsorted(running, uniforms[:, None] * running[:, -1:], right=True)[:, 0]
+    return found.clamp_(max=probs.shape[-1] - 1)
 
 
 def draw(probs: torch.Tensor, u: float) -> int:
     """`draws` of one row [V]."""
     running = probs.cumsum(-1)
-    return int(torch.searchsorted(running, u * running[-1:], right=True))
+    return min(int(torch.searchsorted(running, u * running[-1:], right=True)), len(probs) - 1)
 
 
 def accepts(p, q, u):

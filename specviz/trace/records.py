@@ -85,6 +85,7 @@ class Position:
     """The uniform u in [0, 1) that decided: accepted if u * q < p. None where nothing was judged."""
     support: tuple[int, ...]
     target_logits: tuple[float, ...]
+    """The lowest float32 stands for -inf: a token that the target has masked."""
     draft_logits: tuple[float | None, ...] | None
     """None: the drafter has no logits here (a lookup); an entry None: outside its vocabulary."""
     target_logsumexp: float

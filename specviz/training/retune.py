@@ -157,9 +157,9 @@ class Retune(Worker):
         source = trained().get("hybrid")
         if source is None:
             raise SpecVizError("There is no hybrid drafter in assets/drafters to begin with.")
-        self.tell("Loading the target", 0.0)
+        self.report("Loading the target", 0.0)
         # the corpus, the closed forms and the gradient steps are all made for float32 on the CPU
-        opened = self.store.open(find_pair(EMBEDDED).target, "cpu", "fp32", stop=self.stopping)
+        opened = self.store.open(find_pair(EMBEDDED).target, "cpu", "fp32", self.part(0.0, 0.0))
         target, net = opened.model, checkpoints.load_block_net(source)
         with tempfile.TemporaryDirectory(prefix="specviz-retune-") as scratch:
             folder = Path(scratch)
@@ -168,7 +168,7 @@ class Retune(Worker):
             done = self._train(net, data.setting)
             made = checkpoints.save(folder / "made", "hybrid", net, _about(source, data, done))
             after = self._judge(made, data, "Measuring the retuned drafter", 0.95)
-            self._check()
+            self.check()
             kept_at = _moved(made, folder_of(order.name))
         self.result = Retuned(
             before=before,
@@ -181,7 +181,7 @@ class Retune(Worker):
             seconds=done.seconds,
             folder=kept_at,
         )
-        self.tell("Done", 1.0)
+        self.report("Done", 1.0)
 
     def _data(self, target: CausalModel, prompts: Sequence[list[int]], folder: Path, net: BlockNet) -> _Data:
         """Let the target answer, and store what it computed over the answers and over older texts."""
@@ -200,10 +200,10 @@ class Retune(Worker):
 
     def _judge(self, weights: Path, data: _Data, words: str, fraction: float) -> Judged:
         """Measure a drafter on the held-out prompts and texts."""
-        self.tell(words, fraction)
+        self.report(words, fraction)
         net, opener = checkpoints.load_block_net(weights), from_folder.opener("hybrid", data.target, weights)
         live = evaluate.live(
-            data.target, opener, data.held_out, self._settings, data.plain, lambda _: self._check(), ROWS
+            data.target, opener, data.held_out, self._settings, data.plain, lambda _: self.check(), ROWS
         )
         overlaps = [
             recipes.alpha_block(net, data.setting, chosen=chosen)["hybrid"] for chosen in (data.judging, data.old)
@@ -213,11 +213,6 @@ class Retune(Worker):
     @property
     def _settings(self) -> Settings:
         return Settings(k=self.order.k, temperature=0.0, max_new_tokens=self.order.answer_tokens)
-
-    def _check(self) -> None:
-        """Raises if it should end."""
-        if self.stopping():
-            raise SpecVizError("Stopped.")
 
     def _answers(self, target: CausalModel, prompts: Sequence[list[int]], length: int) -> Corpus:
         """Each prompt answered greedily and at temperature 0.8; the answers of one prompt stand side by side."""
@@ -229,11 +224,11 @@ class Retune(Worker):
                 batch = prompts[at : at + ROWS]
                 answers: list[list[int]] = [[] for _ in batch]
                 for round_ in decode(target, None, batch, settings, record=False):
-                    self._check()
+                    self.check()
                     for verdict in round_.rows:
                         answers[verdict.row] += verdict.emitted
                     rounds += 1
-                    self.tell(
+                    self.report(
                         f"The target answers the prompts ({at + len(batch)} of {len(prompts)}, at temperature "
                         f"{temperature:g})",
                         0.35 * rounds / total,
@@ -252,8 +247,8 @@ class Retune(Worker):
 
     def _taps(self, target: CausalModel, corpus: Corpus, path: Path, fraction: float, words: str) -> None:
         def progress(share: float) -> None:
-            self._check()
-            self.tell(f"{words} ({share:.0%})", fraction)
+            self.check()
+            self.report(f"{words} ({share:.0%})", fraction)
 
         features.compute(target, corpus, path, progress)
 
@@ -262,9 +257,9 @@ class Retune(Worker):
         begun = time.monotonic()
 
         def share(at: loop.Progress) -> float:
-            self._check()
+            self.check()
             passed = (time.monotonic() - begun) / self.order.seconds
-            self.tell(f"Training: step {at.step}, {self.order.seconds * (1 - passed):.0f} s left", 0.5 + 0.45 * passed)
+            self.report(f"Training: step {at.step}", 0.5 + 0.45 * passed)
             return passed
 
         def report(at: loop.Progress) -> None:

@@ -1,8 +1,8 @@
 """Captions: the texts that the player shows beside a round's pictures, composed from the round's values.
 
 Input and output are the plain JSON values of specviz.views.frames. The browser draws these texts and composes no
-sentence about a run; it only formats a number where it labels an axis or a bar. Added here: `texts` of a round, of each slot and
-of the place past the last draft, and the `title` of each emitted token. Knows no model, no torch and no page.
+sentence about a run; it only formats a number where it labels an axis or a bar. Added here: `texts` of a round, of
+each slot and of the place past the last draft, and the `title` of each emitted token. Imports no torch.
 """
 
 from __future__ import annotations

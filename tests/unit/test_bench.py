@@ -136,9 +136,13 @@ FAKE_VLLM = """
 class _Out:
     def __init__(self, ids): self.outputs = [type("T", (), {"token_ids": ids})()]; self.metrics = None
 class SamplingParams:
-    def __init__(self, temperature, max_tokens, detokenize): self.n = max_tokens
+    def __init__(self, temperature, max_tokens, detokenize, repetition_penalty, stop_token_ids):
+        assert (temperature, repetition_penalty, stop_token_ids) == (0, 1, [99])
+        self.n = max_tokens
 class LLM:
-    def __init__(self, folder, **options): print("noise on the output"); self.options = options
+    def __init__(self, folder, **options):
+        print("noise on the output")
+        assert options["generation_config"] == "vllm"
     def generate(self, prompts, settings, use_tqdm):
         import time; time.sleep(0.05 * settings.n)
         return [_Out([p["prompt_token_ids"][-1] + i for i in range(settings.n)]) for p in prompts]
@@ -150,7 +154,7 @@ def test_vllm_is_asked_line_by_line_in_a_process_of_its_own(tmp_path, monkeypatc
     """The protocol, the noise on its output and the time of the prompt taken off, with a module in vLLM's place."""
     (tmp_path / "vllm.py").write_text(FAKE_VLLM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
+    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2, eos_ids=frozenset({99}))
     try:
         spoken = model.run([[5], [7, 8]], 4)
         assert spoken.texts == [[5, 6, 7, 8], [8, 9, 10, 11]] and model.setting == "compiled"
@@ -163,7 +167,7 @@ def test_vllm_that_cannot_compile_runs_eagerly(tmp_path, monkeypatch):
     fussy = FAKE_VLLM.replace('print("noise on the output")', 'assert options["enforce_eager"]')
     (tmp_path / "vllm.py").write_text(fussy)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2)
+    model = peers.Vllm(sys.executable, tmp_path, "fp32", 64, 2, eos_ids=frozenset({99}))
     try:
         assert model.setting == "eager" and model.run([[5]], 2).texts == [[5, 6]]
     finally:

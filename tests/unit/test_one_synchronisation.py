@@ -77,7 +77,7 @@ def reads(monkeypatch):
     def read(*parts):
         found.append(len(parts))
         accepted, *rest = parts
-        drafts = rest[1 : 1 + len(accepted)] or [[]] * len(accepted)
+        drafts = rest[3 : 3 + len(accepted)] or [[]] * len(accepted)
         return [
             [min(1, len(of_row)) for of_row in drafts],
             *(part if isinstance(part, list) else [0] * len(part) for part in rest),

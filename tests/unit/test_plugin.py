@@ -153,6 +153,23 @@ FAULTS = [
         ),
         "to which its own q gives no chance",
     ),
+    (GOOD.replace("proposal(tokens, probs)", "proposal(tokens, [p * float('nan') for p in probs])"), "is no number"),
+    (
+        GOOD.replace("proposal(tokens, probs)", "proposal(tokens, probs, [p.log() + float('inf') for p in probs])"),
+        "draft_logits has entries that are NaN or",
+    ),
+    (
+        GOOD.replace("proposal(tokens, probs)", "proposal(tokens, probs, [p * 0 - float('inf') for p in probs])"),
+        r"drafted the token \d, whose own logit is -inf",
+    ),
+    (
+        GOOD.replace(
+            "return proposal(tokens, probs)",
+            "import dataclasses; "
+            "return dataclasses.replace(proposal(tokens, probs), confidence=[[float('nan')] * len(t) for t in tokens])",
+        ),
+        "a confidence is no probability",
+    ),
     (GOOD.replace("for token in emitted:", "for token in [emitted[99]]:"), "failed in (start|commit): IndexError"),
 ]
 

@@ -54,18 +54,18 @@ def test_cells_are_measured_and_their_counts_add_up(at_home):
 
 def test_stop_and_resume(at_home):
     sweep = Sweep(order())
-    told = sweep.tell
+    report = sweep.report
 
-    def stop_at_the_second(stage, fraction=None):
-        told(stage, fraction)
+    def stop_at_the_second(stage, *share):
+        report(stage, *share)
         if "cell 2" in stage:
             sweep.stop()
 
-    sweep.tell = stop_at_the_second
+    sweep.report = stop_at_the_second
     sweep.execute()
     assert sweep.status == "stopped" and 1 <= len(sweep.cells) < 4
     first = sweep.cells[0, 1, 0]
-    sweep.tell = told
+    sweep.report = report
     sweep._halt.clear()
     sweep.execute()
     assert sweep.status == "complete" and not sweep.missing and sweep.cells[0, 1, 0] is first
@@ -171,6 +171,13 @@ def test_the_commands_print_their_keys(at_home, capsys):
     found = json.loads(capsys.readouterr().out)
     assert {"k", "batch", "tokens_per_second", "speedup", "acceptance_rate"} <= set(found["cells"][0])
     assert [c["acceptance_rate"] is None for c in found["cells"]] == [True, False]
+    for cell in found["cells"]:
+        # rates are those of whole rounds and steps; forward passes are shorter and go by their own names
+        assert cell["plain_tokens_per_second"] == pytest.approx(cell["batch"] / cell["plain_step_seconds"])
+        assert 0 < cell["plain_forward_seconds"] < cell["plain_step_seconds"]
+        assert 0 < cell["verify_forward_seconds"] < cell["round_seconds"]
+        assert cell["plain_seconds"] == cell["plain_forward_seconds"]
+        assert cell["verify_seconds"] == cell["verify_forward_seconds"]
     assert (
         main.main(
             [

@@ -1,0 +1,54 @@
+"""A look through weights at loading: NaN or infinite ones are refused by the tensor's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from specviz.errors import NotFiniteError
+from specviz.loader.model_folder import weight_files
+
+
+def check_weights(
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    whose: str,
+    precision: str = "fp32",
+    stored: Callable[[str], torch.Tensor | None] = lambda name: None,
+) -> None:
+    """Refuse weights that are NaN or infinite. Waits for the device once.
+
+    stored: a tensor as its file has it, to tell a damaged file from weights that do not fit `precision`. Raises
+    NotFiniteError with the tensor's name.
+    """
+    named = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel() and t.device.type != "meta"]
+    if not named:
+        return
+    # NaN and infinity show in the least and the largest: one pass over the weights, and nothing is kept
+    ends = torch.stack([end.float() for _, t in named for end in torch.aminmax(t)])
+    for (name, _), finite in zip(named, ends.view(-1, 2).isfinite().all(1).tolist()):
+        if not finite:
+            before = stored(name)
+            if before is not None and bool(before.isfinite().all()):
+                raise NotFiniteError(
+                    f"The weights of {whose} do not fit {precision}: {name} has numbers beyond its range. "
+                    "Choose bf16 or fp32."
+                )
+            raise NotFiniteError(
+                f"The weights of {whose} are damaged: {name} has numbers that are NaN or infinite. "
+                "Download or copy them again."
+            )
+
+
+def stored_tensor(folder: Path, name: str) -> torch.Tensor | None:
+    """A tensor of a model folder as its file has it; None if there is none of that name."""
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, "pt") as tensors:
+                if name in tensors.keys():  # noqa: SIM118 (no mapping)
+                    return tensors.get_tensor(name)
+        except (OSError, SafetensorError):
+            return None
+    return None
