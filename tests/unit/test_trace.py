@@ -15,7 +15,8 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from specviz.cli import main
+from specviz.cli import run_summary
+from specviz.cli import trace as trace_command
 from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
@@ -286,9 +287,9 @@ def test_whatever_loads_can_be_shown_and_measured(text):
         loaded += 1
         for row in range(len(changed.prompts)):
             json.dumps(frames.row_rounds(changed, row), allow_nan=False)
-            assert frames.segments(changed, row) is not None and main._row(changed, row)
-        json.dumps([main.summary(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
-        assert main._head(changed)
+            assert frames.segments(changed, row) is not None and trace_command._row(changed, row)
+        json.dumps([run_summary.as_json(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
+        assert trace_command._head(changed)
         dumps(changed)
     assert loaded > 20
 
