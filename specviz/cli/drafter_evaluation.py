@@ -18,7 +18,7 @@ from specviz.worker import Job
 
 if TYPE_CHECKING:
     from specviz.drafters.base import Drafter
-    from specviz.engine.run import Opened
+    from specviz.engine.model_store import LoadedModel
     from specviz.training.evaluate import Live
 
 
@@ -62,7 +62,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     settings = Settings(k=arguments.k, temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
     pair = find_pair(arguments.pair)
     names = _names(arguments, pair)
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
     from specviz.training import evaluate
 
     found, results = [], {}
@@ -109,7 +109,7 @@ class _Measure:
     """Measures drafters of a pair on the same prompts. plain: texts and speed of plain decoding."""
 
     pair: Pair
-    opened: Opened
+    opened: LoadedModel
     prompts: list[list[int]]
     settings: Settings
     plain: tuple[list[list[int]], float]
@@ -118,7 +118,7 @@ class _Measure:
     def __call__(self, name: str, job: Job) -> tuple[dict[str, Any], Live]:
         """One drafter: the JSON object of everything, and the acceptance and speed in it."""
         from specviz.drafters import checkpoints
-        from specviz.engine.run import make_drafter
+        from specviz.engine.drafter_factory import make_drafter
         from specviz.training import evaluate
 
         def make(settings: Settings) -> Drafter:
