@@ -14,6 +14,7 @@ from specviz.drafters.names import check_drafter, trained
 from specviz.engine.prompts import encode, lines_of
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.paths import write_atomically
 from specviz.trace.records import MAX_K, Settings
 
 _QUIET_SECONDS = 15.0
@@ -153,7 +154,7 @@ def drafter_command(arguments: argparse.Namespace) -> int:
         net.load_state_dict(torch.load(begin, weights_only=True))
     else:
         print(json.dumps((recipes.start_block if block else recipes.start_causal)(net, s)), file=sys.stderr)
-        torch.save(net.state_dict(), begin)
+        write_atomically(begin, lambda file: torch.save(net.state_dict(), file))
     options = {
         "share_done": lambda at: at.seconds / 60 / arguments.minutes,
         "checkpoint": work / "checkpoint.pt",

@@ -41,7 +41,7 @@ def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callab
         return lambda settings: published.ForeignDrafter(foreign_net, target, settings)
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
-        model = CausalModel(module, narrow=True)
+        model = CausalModel(module, quantize=True)
         return lambda settings: TrainedAutoregressiveDrafter(model, draft_ids, target, settings)
     net = checkpoints.load_block_net(folder).to(target.device)
     drafter = HybridDrafter if kind == "hybrid" else ParallelDrafter

@@ -40,7 +40,7 @@ class ForeignDrafter:
         c = net.config
         self.net, self.target, self.settings = net, target, settings
         self.taps, self.max_k = c.taps, min(c.max_k, MAX_K)
-        self.name = c.kind
+        self.name: str = c.kind
         self.parallel = c.kind == "parallel"
         layers = c.backbone.num_hidden_layers
         how = (

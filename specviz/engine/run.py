@@ -84,7 +84,7 @@ class ModelStore:
 
         def make() -> Opened:
             loaded = load_model.load_source(source, device, precision, progress, stop)
-            model = CausalModel(loaded.module, four_bit=precision == "int4")
+            model = CausalModel(loaded.module, int4=precision == "int4")
             note = generation_config.note(loaded.folder)
             return Opened(model, loaded.tokenizer, device, precision, note)
 

@@ -134,8 +134,9 @@ def other_load(ceilings: Ceilings) -> float | None:
     """The share of the device (0..1) that other programs used while these roofs were measured here; None: not known."""
     kept = facts.read("ceilings, conditions", _key(ceilings.device, ceilings.precision)) or {}
     others = kept.get("others")
-    known = kept.get("measured_at") == ceilings.measured_at and isinstance(others, int | float)
-    return float(others) if known and 0 <= others <= 1 else None
+    if kept.get("measured_at") != ceilings.measured_at or not isinstance(others, int | float):
+        return None
+    return float(others) if 0 <= others <= 1 else None
 
 
 def steady_warning(ceilings: Ceilings) -> str | None:
@@ -210,7 +211,7 @@ def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, 
     else:
         buffer = binding.alloc_huge_pages(size)
     numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
-    readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
+    readers: list[Callable[[], object]] = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
     if kernels:
         readers.append(partial(kernels.stream, numbers.data_ptr(), numbers.nbytes, torch.get_num_threads()))
     return numbers, readers

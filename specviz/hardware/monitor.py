@@ -65,7 +65,9 @@ class NvmlSource(Source):
             library.nvmlShutdown()
             raise
         self._energy_start = self._ask(library.nvmlDeviceGetTotalEnergyConsumption)
-        self._joules, self._last = 0.0, None
+        self._joules = 0.0
+        self._last: tuple[float, float] | None = None
+        """Seconds and watts of the sample before"""
         absent = [
             what
             for what, value in (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from specviz.errors import SettingsError
 
@@ -109,15 +111,15 @@ def _hqq(found: dict) -> float | None:
     return _grouped(inner, "nbits", zero=SCALE_BYTES) if isinstance(inner, dict) else None
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _block(value: object) -> bool:
+def _block(value: object) -> TypeGuard[Sequence[int]]:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(_whole, value))
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[[dict], float | None]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": lambda found: _grouped({"group_size": 128} | found),
     "awq": _awq,

@@ -78,7 +78,7 @@ def point(kind: str, cost: Cost, seconds: float, ceilings: Ceilings) -> Point:
     flagged = max(busy, stream) > 1 + TOLERANCE
     busy, stream = min(1.0, busy), min(1.0, stream)
     intensity = cost.flops / cost.bytes
-    roof = "memory" if intensity < ceilings.ridge else "compute"
+    roof: Literal["memory", "compute"] = "memory" if intensity < ceilings.ridge else "compute"
     return Point(
         kind=kind,
         flops=cost.flops,

@@ -15,7 +15,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,19 +137,19 @@ def _compile(to: Path, base: InstructionSet, extensions: list[InstructionSet], c
     folder cannot be written to."""
     if compiler is None:
         raise BuildError("the compiler gcc, to compile its kernels once")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    reason = ""
-    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
-        made = Path(folder) / to.name
+
+    def write(library: Path) -> None:
+        reason = ""
         for flags in _attempts(base, extensions):
-            reason = _run_compiler([compiler, *FLAGS, *flags, str(SOURCE), *_openmp(), "-lm", "-o", str(made)])
+            reason = _run_compiler([compiler, *FLAGS, *flags, str(SOURCE), *_openmp(), "-lm", "-o", str(library)])
             if not reason:
                 break
             _LOG.info("kernels.c was not compiled with %s: %s", " ".join(flags), reason)
         else:
             raise BuildError(f"the compiler gcc, to compile its kernels once ({reason})")
-        made.write_bytes((content := made.read_bytes()) + _CHECKSUM(content).digest())
-        os.replace(made, to)
+        library.write_bytes((content := library.read_bytes()) + _CHECKSUM(content).digest())
+
+    paths.write_atomically(to, write)
     _remove_old(to.parent)
 
 

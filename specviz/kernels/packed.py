@@ -27,13 +27,12 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bits: int, nearest: bool = False):
         """bits: 4, 8, 16 or 32. nearest: quantize a weight that was not published in that format; otherwise ValueError
         is raised for it. ValueError too where there are no kernels for these bits."""
-        self._kernels = binding.kernels(bits)
-        packed = None if self._kernels is None else pack(weight, bits, nearest)
+        self._kernels = binding.require(bits)
+        packed = pack(weight, bits, nearest)
         if packed is None:
-            levels = f"weights published on {2**bits} levels in groups of {GROUP}"
-            raise ValueError(f"it needs {binding.missing_requirement(bits) or levels}.")
+            raise ValueError(f"it needs weights published on {2**bits} levels in groups of {GROUP}.")
         self.packed, self.bits = packed, bits
-        self.shape = tuple(weight.shape)
+        self.shape: tuple[int, ...] = tuple(weight.shape)
         self.weight_bytes = bytes_per_weight(bits)
         outputs, inputs = self.shape
         self._layout = (outputs // OUTPUTS, inputs // GROUP, round(self.weight_bytes * GROUP * OUTPUTS))

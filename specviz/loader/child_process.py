@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from specviz.errors import FetchError
 
@@ -102,13 +103,13 @@ def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Itera
         raise FetchError(f"Python cannot start another Python ({error.strerror or error}).") from None
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def read() -> None:
-        with process.stdout:
-            for line in process.stdout:
+    def read(output: IO[str]) -> None:
+        with output:
+            for line in output:
                 lines.put(line.rstrip())
         lines.put(None)
 
-    reader = threading.Thread(target=read, daemon=True)
+    reader = threading.Thread(target=read, args=(process.stdout,), daemon=True)
     reader.start()
 
     def come() -> Iterator[str | int]:

@@ -150,8 +150,8 @@ def _lighten(tell: Callable[[str, int, int], None]) -> None:
             yield tensor
         tell(STAGES[1], len(tensors), len(tensors))
 
-    gguf.GGUFReader = functools.lru_cache(gguf.GGUFReader)
-    gguf.get_tensor_name_map = functools.lru_cache(gguf.get_tensor_name_map)
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, functools.lru_cache(getattr(gguf, name)))
     if hasattr(reader, "tqdm"):
         reader.tqdm = bar
 

@@ -127,7 +127,8 @@ FACTORS = "rope_freqs.weight"
 
 def end_tokens(facts: dict[str, Any], tokens: list[str]) -> list[int]:
     """Ids that end a text: of the keys for it, and control tokens of a known spelling."""
-    found = {facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    found: set[int] = {facts[key] for key in keys if facts.get(key) is not None}
     kinds = facts.get("tokenizer.ggml.token_type") or []
     named = {text: i for i, (text, kind) in enumerate(zip(tokens, kinds)) if kind == _CONTROL and text in ENDS}
     if {"<|return|>", "<|call|>"} <= named.keys():  # there <|end|> ends a part of an answer only

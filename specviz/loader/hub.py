@@ -61,10 +61,10 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
         if "config.json" not in chosen:
             raise FetchError(f"{repo} has no config.json: it is not a transformers model.")
         check_before_download(hub_config(repo, revision), repo)
-        here = sum(file.file_size for file in plan if file.filename == "config.json" and file.will_download)
+        here = sum(file.file_size or 0 for file in plan if file.filename == "config.json" and file.will_download)
         if not weights:
             chosen = {name for name in chosen if ".safetensors" not in name}
-        wanted = sum(file.file_size for file in plan if file.filename in chosen and file.will_download)
+        wanted = sum(file.file_size or 0 for file in plan if file.filename in chosen and file.will_download)
         check_disk(Path(constants.HF_HUB_CACHE), wanted + SPARE_DISK_BYTES, f"The model {repo}")
         return huggingface_hub.snapshot_download(
             repo, revision=revision, allow_patterns=sorted(chosen), tqdm_class=_bar(tell, wanted, here)

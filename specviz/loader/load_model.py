@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError
 from specviz.hardware.machine import resolve_device
 from specviz.loader import end_tokens, llama, model_folder
+from specviz.loader.causal_module import CausalModule
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.config_and_tokenizer import LOADING, _line, load_config, load_tokenizer, transformers
 from specviz.loader.fetch import Progress, fetch, fetch_small
@@ -27,7 +29,7 @@ from specviz.loader.space import check_memory
 class Loaded:
     """One model, ready: a module in evaluation mode without gradients, and its tokenizer."""
 
-    module: torch.nn.Module
+    module: CausalModule
     tokenizer: object
     folder: Path
     device: str
@@ -86,13 +88,11 @@ def load_source(
     precision = resolve_precision(precision, device, source)
     folder = fetch(source, progress, stop)
     module, its_tokenizer = load_module(folder, device, precision), load_tokenizer(folder)
-    end_tokens.unite(module, its_tokenizer)
+    end_tokens.set_end_tokens(module, its_tokenizer)
     return Loaded(module, its_tokenizer, folder, device, precision)
 
 
-def load_module(
-    folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False
-) -> torch.nn.Module:
+def load_module(folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False) -> CausalModule:
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
     A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
@@ -103,7 +103,7 @@ def load_module(
     found = model_folder.inspect(folder)
     check_memory(found.parameters, device, precision, found.path.name)
     try:
-        module = None if stock else llama.read(found, device, _DTYPES[precision])
+        module: CausalModule | None = None if stock else llama.read(found, device, _DTYPES[precision])
         if module is None:
             module = _stock(found.path, _DTYPES[precision]).to(device)
     except (MemoryError, torch.OutOfMemoryError):
@@ -117,7 +117,7 @@ def load_module(
     return module.eval().requires_grad_(False)
 
 
-def _stock(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+def _stock(folder: Path, dtype: torch.dtype) -> CausalModule:
     """transformers' module of a folder, on the CPU."""
     classes = transformers()
     config = load_config(folder, stock=True)
@@ -134,7 +134,7 @@ def _stock(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
-def stock_like(config) -> torch.nn.Module:
+def stock_like(config: Any) -> CausalModule:
     """transformers' module of a config (models.llama's or its own) with random weights, on the CPU."""
     classes = transformers()
     made = classes.AutoConfig.for_model(**config.to_dict())

@@ -39,9 +39,9 @@ def _outdated(source: Source) -> Path | None:
     """The folder that an older version made of a source from a GGUF file, if there is one."""
     try:
         folder, converted = _place(source)
-        return (
-            folder if converted and (folder / "config.json").is_file() and not model_folder.is_current(folder) else None
-        )
+        if folder is None or not converted or not (folder / "config.json").is_file():
+            return None
+        return None if model_folder.is_current(folder) else folder
     except (SpecVizError, OSError, ValueError):
         return None
 

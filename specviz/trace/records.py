@@ -17,7 +17,6 @@ import json
 import math
 import os
 import statistics
-import tempfile
 import types
 import typing
 import zlib
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specviz.errors import SettingsError, TraceError
+from specviz.paths import write_atomically
 
 VERSION = 2
 """2 (with `Position.target_entropy`); files of version 1, which lack it, are read too."""
@@ -323,7 +323,7 @@ def save(trace: Trace, path: str | os.PathLike) -> Path:
     if path.suffix == ".gz" or len(text) > GZIP_FROM_BYTES:
         text = gzip.compress(text, 6, mtime=0)
         path = path if path.suffix == ".gz" else path.with_name(path.name + ".gz")
-    write_atomically(path, text)
+    write_atomically(path, lambda file: file.write_bytes(text))
     return path
 
 
@@ -358,29 +358,6 @@ def loads(raw: bytes, name: str = "file") -> Trace:
     except (ValueError, RecursionError):
         raise TraceError(f"{name} is not a complete JSON file: it is cut short, damaged or of another kind.") from None
     return from_json(data)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all: a temporary neighbour, flushed, then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # as any new file; temporary ones are private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The process's file mode mask. It can be read only by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def schema() -> dict:

@@ -7,7 +7,6 @@ that `compute` can always rebuild from the token ids.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
+from specviz.paths import write_atomically
 from specviz.training.corpus import Corpus
 
 
@@ -35,26 +35,28 @@ def compute(
 ) -> None:
     """Write path.npz and path.taps.npy for a corpus. Interrupted work leaves no half file behind."""
     taps = stored_layers(target.layers)
-    temporary = path.with_name(path.name + ".taps.part.npy")
     shape = (len(corpus.token_ids), len(taps), target.hidden_size)
-    store = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-    bounds, i = corpus.bounds, 0
-    while i < len(corpus):
-        j = i + 1
-        while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
-            j += 1
-        cache, rows = target.new_cache(), list(range(j - i))
-        texts = [corpus.conversation(n).tolist() for n in range(i, j)]
-        for row, text in zip(rows, texts):
-            cache.add(row, len(text))
-        out = target.forward(cache, rows, texts, taps, logits=False)
-        store[bounds[i] : bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
-        i = j
-        if progress:
-            progress(bounds[i] / bounds[-1])
-    store.flush()
-    corpus.save(path.with_name(path.name + ".npz"))
-    os.replace(temporary, path.with_name(path.name + ".taps.npy"))
+    bounds = corpus.bounds
+
+    def write(part: Path) -> None:
+        store, i = np.lib.format.open_memmap(part, "w+", np.float16, shape), 0
+        while i < len(corpus):
+            j = i + 1
+            while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
+                j += 1
+            cache, rows = target.new_cache(), list(range(j - i))
+            texts = [corpus.conversation(n).tolist() for n in range(i, j)]
+            for row, text in zip(rows, texts):
+                cache.add(row, len(text))
+            out = target.forward(cache, rows, texts, taps, logits=False)
+            store[bounds[i] : bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
+            i = j
+            if progress:
+                progress(bounds[i] / bounds[-1])
+        store.flush()
+        corpus.save(path.with_name(path.name + ".npz"))
+
+    write_atomically(path.with_name(path.name + ".taps.npy"), write)
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class TapStore:
         new = sorted(
             p
             for p in self.folder.glob("*.npz")
-            if p.stem not in self._known and ".part" not in p.name and p.with_name(p.stem + ".taps.npy").exists()
+            if p.stem not in self._known and p.with_name(p.stem + ".taps.npy").exists()
         )
         for path in new:
             self._known.add(path.stem)

@@ -100,8 +100,8 @@ def block(kind, graphs):
         net = block_net().to(META)
         made = kind(net, target, settings)
         if graphs:
-            made.fused.graphs = made.graphs = BlockGraphs(made.fused, META, 500, FakeRecorder())
-            made._cache = made.fused.new_cache()
+            made.graphs = BlockGraphs(made.fused, META, 500, FakeRecorder())
+            made._cache = made.graphs.new_cache()
         return made
 
     return make

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import errno
 import gzip
-import io
 import json
 import os
 import random
@@ -313,13 +312,9 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if step == "write":
-
-        class Full(io.FileIO):
-            write = full
-
-        monkeypatch.setattr(tracing.os, "fdopen", lambda handle, mode: Full(handle, mode))
+        monkeypatch.setattr(Path, "write_bytes", full)
     else:
-        monkeypatch.setattr(tracing.os, "fsync" if step == "flush to disk" else "replace", full)
+        monkeypatch.setattr(os, "fsync" if step == "flush to disk" else "replace", full)
     with pytest.raises(OSError, match="No space left"):
         save(dataclasses.replace(trace, note="a newer one"), path)
     monkeypatch.undo()
@@ -327,7 +322,7 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
 
 
 def test_writing_makes_the_folder_it_needs(tmp_path):
-    write_atomically(tmp_path / "a" / "b" / "c.bin", b"x")
+    write_atomically(tmp_path / "a" / "b" / "c.bin", lambda file: file.write_bytes(b"x"))
     assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == b"x"
 
 
