@@ -1,4 +1,4 @@
-"""Batch: speed-up over K and batch, measured here and modelled elsewhere; where speculation stops paying."""
+"""Batch: speed-up by K and batch, measured on this machine and modelled on others; where speculation stops paying."""
 
 import streamlit as st
 
@@ -8,7 +8,7 @@ from specviz.ui import batch_page, frame
 frame.ensure()
 
 st.markdown(
-    "#### One row leaves compute idle, so checking drafts is nearly free. Many rows fill it, and the line is crossed."
+    "#### One row leaves compute idle, so verifying drafts is nearly free. Many rows fill it: then drafts cost time."
 )
 try:
     batch_page.take_click()

@@ -1,4 +1,4 @@
-"""Bottleneck: why a decode step waits for memory, measured on this machine and modelled on others."""
+"""Bottleneck: why a decode step is bound by memory, measured on this machine and modelled on others."""
 
 import streamlit as st
 
@@ -7,20 +7,20 @@ from specviz.ui import bottleneck_page, bottleneck_setup, bottleneck_timed, fram
 
 frame.ensure()
 
-st.markdown("#### A plain step reads every weight to make one token: compute waits. A verify pass uses that wait.")
+st.markdown("#### A plain step reads every weight for one token, so compute waits. A verify pass uses that wait.")
 try:
     setup = bottleneck_setup.controls()
 except SpecVizError as error:
     st.error(str(error))
     setup = None
-measured = setup is not None and setup.roofs is not None
+roofs = None if setup is None else setup.roofs
 if setup is not None and setup.here:
     bottleneck_page.measure_ceilings(setup)
-if measured:
-    bottleneck_page.roofline(setup)
+if setup is not None and roofs is not None:
+    bottleneck_page.roofline(setup, roofs)
 live_load.show()
-if measured:
-    bottleneck_timed.briefing(setup)
+if setup is not None and roofs is not None:
+    bottleneck_timed.briefing(setup, roofs)
     if setup.here:
-        bottleneck_timed.timed(setup)
+        bottleneck_timed.timed(setup, roofs)
 bottleneck_timed.ledger()

@@ -1,11 +1,11 @@
-"""Decode: a real run, stepped through forwards and backwards."""
+"""Decode: a real run, step by step, forwards and backwards."""
 
 import streamlit as st
 
 from specviz.ui import controls, conventions, preparing, run_section, stage
 from specviz.ui.proof import proof
 
-st.markdown("#### A small drafter guesses, the target checks all guesses in one pass: watch it happen on a real model.")
+st.markdown("#### A small drafter proposes tokens, the target verifies them in one pass: watch it on a real model.")
 order = controls.order()
 preparation = st.container()
 if order is not None and st.query_params.get("go") == "1" and stage.current() is None:
@@ -18,5 +18,5 @@ if (trace := stage.shown_trace()) is not None:
     with st.expander("The same run by every convention: acceptance rates and lengths, each with its formula"):
         conventions.panel(trace)
 run_section.opener()
-with preparation:  # last, so that its imports do not hold up the first paint
+with preparation:  # last, so that its imports do not delay the first paint
     preparing.show()

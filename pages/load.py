@@ -3,17 +3,17 @@
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.ui import frame, load_page
+from specviz.ui import frame, load_page, load_scheduler_section, load_simulation_section
 
 frame.ensure()
 
-st.markdown("#### An idle server should verify long drafts, a busy one short ones or none: a scheduler decides.")
+st.markdown("#### An idle server should verify long drafts, a busy one short drafts or none: a scheduler decides.")
 try:
     order = load_page.controls()
     load_page.buttons(order)
     load_page.served(order)
-    load_page.one_step()
-    load_page.counterexample()
-    load_page.simulated(order)
+    load_scheduler_section.one_step()
+    load_scheduler_section.counterexample()
+    load_simulation_section.simulated(order)
 except SpecVizError as error:
     st.error(str(error))

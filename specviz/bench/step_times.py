@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from specviz.errors import MemoryBudgetError, SettingsError
-from specviz.hardware.ceilings import Stopped
 from specviz.hardware.costs import pass_cost
 from specviz.hardware.machine import Timer
 from specviz.hardware.memory import free_memory_bytes
 from specviz.hardware.roofline import Explained, Point, explained, point
 from specviz.trace.records import Ceilings, Cost
+from specviz.worker import Job
 
-Progress = Callable[[float, str], None]
 LARGEST_BATCH = 256
 LARGEST_POSITIONS = 4096
 
@@ -54,8 +53,7 @@ def measure(
     repeats: int = 5,
     kind: str = "verify",
     prefill: bool = True,
-    progress: Progress | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> list[Step]:
     """Time passes of a CausalModel. A plain step (K = 0) of each batch is always there.
 
@@ -65,7 +63,7 @@ def measure(
     """
     _check(model, ks, batches, context)
     ks = sorted({0, *ks})
-    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
+    job = job or Job()
     found: list[Step] = []
     total, done = len(batches) * (repeats + 2) * len(ks), 0
     for batch in sorted(set(batches)):
@@ -81,8 +79,7 @@ def measure(
             # the first pass also makes the cache and wakes the kernels; it is not counted
             names = [f"prefill {i}" for i in range(min(repeats, 3) + 1 if prefill else 1)]
             for name in names:
-                if halt():
-                    raise Stopped("The measurement was stopped.")
+                job.check()
                 for row in rows:
                     cache.truncate(row, 0)
                 with timer.section(name):
@@ -96,10 +93,9 @@ def measure(
         times: dict[int, list[float]] = {k: [] for k in ks}
         for repeat in range(repeats + 1):
             for k in ks:
-                if halt():
-                    raise Stopped("The measurement was stopped.")
+                job.check()
                 done += 1
-                tell(min(0.99, done / total), f"Batch {batch}, K = {k}")
+                job.report(f"Batch {batch}, K = {k}", min(0.99, done / total))
                 name = f"{repeat} {k}"
                 with timer.section(name):
                     model.forward(cache, rows, [t[context : context + k + 1] for t in tokens])
@@ -113,7 +109,7 @@ def measure(
             found.append(
                 Step(label, k, batch, context, cost, statistics.median(times[k]), (min(times[k]), max(times[k])))
             )
-    tell(1.0, "Measured")
+    job.report("Measured", 1.0)
     return found
 
 
@@ -139,15 +135,14 @@ def by_width(
     widths: Sequence[int] = range(1, 33),
     context: int = 128,
     repeats: int = 3,
-    progress: Progress | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> list[WidthStep]:
     """Time passes of one row over `widths` positions, and what explains them. Raises as `measure` does."""
     widths = sorted(set(widths))
     if not widths or widths[0] < 1:
         raise SettingsError("A pass has at least one position.")
-    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
-    tell(0.0, "Timing the modules with next to nothing to compute")
+    job = job or Job()
+    job.report("Timing the modules with next to nothing to compute", 0.0)
     dispatch = dispatch_seconds(model, context, repeats=5 * repeats)
     found = measure(
         model,
@@ -156,19 +151,17 @@ def by_width(
         context,
         repeats,
         prefill=False,
-        stop=stop,
-        progress=lambda f, _: tell(0.65 * f, "Timing passes of each width"),
+        job=job.part(0.0, 0.65, "Timing passes of each width"),
     )
     whole = {s.k + 1: s for s in found}
     steps_ = []
     for i, width in enumerate(widths):
-        if halt():
-            raise Stopped("The measurement was stopped.")
-        tell(0.65 + 0.35 * i / len(widths), "Timing the matrix products alone")
+        job.check()
+        job.report("Timing the matrix products alone", 0.65 + 0.35 * i / len(widths))
         step = whole[width]
         seconds, cost = _time_products(model, width, repeats)
         steps_.append(WidthStep(width, context, step.cost, step.seconds, step.spread, seconds, cost, dispatch))
-    tell(1.0, "Measured")
+    job.report("Measured", 1.0)
     return steps_
 
 
@@ -254,22 +247,22 @@ def find_busy(
     context: int = 128,
     repeats: int = 5,
     largest: int = 64,
-    progress: Progress | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> BusySearch:
     """Run plain and verify steps at growing batches until a plain step is `target` busy; keep the closest.
 
     Busy is counted FLOPs over measured time, against the measured roof. Raises as `measure` does.
     """
-    tell = progress or (lambda fraction, sentence: None)
+    job = job or Job()
     tried: list[Step] = []
     batch, reached = 1, False
     while batch <= largest and not reached:
-        tell(min(0.99, batch / largest), f"Plain and verify steps of {batch} row{'s' if batch > 1 else ''}")
-        tried += measure(model, [k], [batch], context, repeats, prefill=False, stop=stop)
+        done = min(0.99, batch / largest)
+        part = job.part(done, done, f"Plain and verify steps of {batch} row{'s' if batch > 1 else ''}")
+        tried += measure(model, [k], [batch], context, repeats, prefill=False, job=part)
         reached = tried[-2].point(ceilings).busy_fraction >= target
         batch += max(1, batch // 4)
-    tell(1.0, "Measured")
+    job.report("Measured", 1.0)
     plains = [s for s in tried if s.kind == "plain"]
     best = min(plains, key=lambda s: abs(s.point(ceilings).busy_fraction - target))
     verify = next(s for s in tried if s.kind == "verify" and s.batch == best.batch)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from specviz.drafters.names import check_drafter
 from specviz.engine.request import Order
-from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
+from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.roofline import Point, expected_tokens, modelled_seconds, point, step_cost
 from specviz.loader.pairs import find_pair
@@ -144,22 +144,20 @@ class Sweep(Worker):
         from specviz.hardware import ceilings
 
         store, order = self._store or STORE, self.order
-        self.tell("Opening the pair", 0.0)
-        target = store.open(
-            self.pair.target, order.device, order.precision, lambda p: self.tell(p.stage), self.stopping
-        )
+        self.report("Opening the pair", 0.0)
+        target = store.open(self.pair.target, order.device, order.precision, self.part(0.0, 0.0))
         self.device, self.precision = target.device, target.precision
         self.ceilings = ceilings.cached(target.device, target.precision)
         if self.ceilings is None:
-            self.tell("Measuring this machine's ceilings, once")
-            self.ceilings = ceilings.measure(target.device, target.precision, stop=self.stopping, quick=True)
+            part = self.part(0.0, 0.0, "Measuring this machine's ceilings, once")
+            self.ceilings = ceilings.measure(target.device, target.precision, quick=True, job=part)
         prompts: dict[int, tuple[str, list[int]]] = {}
         wanted, self.only = [self.only] if self.only else self.missing, None
         for i, (k, batch, context) in enumerate(wanted):
             if self.stopping():
                 return
             words = f"K = {k}, batch {batch}" + (f", context {context}" if context else "")
-            self.tell(f"{words}: cell {i + 1} of {len(wanted)}", i / len(wanted))
+            self.report(f"{words}: cell {i + 1} of {len(wanted)}", i / len(wanted))
             if context not in prompts:
                 prompts[context] = bring_to(target.tokenizer, order.text, context, self.pair.name == "toy")
             text, ids = prompts[context]
@@ -167,7 +165,7 @@ class Sweep(Worker):
                 self.cells[k, batch, context] = self._measure(store, target, k, batch, text, ids)
             except MemoryBudgetError as error:
                 self.cells[k, batch, context] = Cell(k, batch, len(ids), text=text, note=str(error))
-        self.tell("", 1.0)
+        self.report("", 1.0)
 
     def _measure(self, store, target, k: int, batch: int, text: str, ids: list[int]) -> Cell:
         from specviz.engine.loop import Measurements, decode
@@ -177,7 +175,7 @@ class Sweep(Worker):
         new = order.rounds * (k + 1) + 1  # so that no row ends inside the cell
         settings = replace(order.settings, k=k, max_new_tokens=min(4096, new))
         _check_room(target, batch, len(ids) + new, k)
-        drafter = make_drafter(order.drafter, self.pair, target, settings, store, stop=self.stopping) if k else None
+        drafter = make_drafter(order.drafter, self.pair, target, settings, store, self.part(0.0, 0.0)) if k else None
         if drafter is not None and k > drafter.max_k:
             return Cell(k, batch, len(ids), text=text, note=f"This drafter drafts at most {drafter.max_k} tokens.")
         measured, rounds = Measurements(), []
@@ -195,8 +193,7 @@ class Sweep(Worker):
         try:
             for round_ in steps:
                 rounds.append(round_)
-                if self.stopping():
-                    raise SpecVizError("Stopped inside a cell.")
+                self.check()
                 if len(rounds) == order.rounds:
                     break
         finally:

@@ -26,6 +26,7 @@ from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import whole
 from specviz.sampling.rejection import uniform
 from specviz.trace.records import MAX_K, Settings
+from specviz.worker import Job
 
 Make = Callable[[Settings], Drafter]
 ALPHA = 1e-4
@@ -61,12 +62,12 @@ def run(
     device: str = "auto",
     precision: str = "auto",
     store: ModelStore = STORE,
-    tell: Callable[[str], None] = lambda _: None,
+    job: Job | None = None,
 ) -> list[Check]:
     """All checks of a drafter's name on a pair, in the order of the protocol. Raises SpecVizError if pair or drafter
     cannot be had at all; what the drafter does wrong is in the checks."""
-    found = find_pair(pair)
-    opened = store.open(found.target, device, precision)
+    job, found = job or Job(), find_pair(pair)
+    opened = store.open(found.target, device, precision, job)
     texts, sampled, raw = lossless.texts_for(found.name)
     bench_order = Order(pair, name, sampled, Settings(k=K), raw=raw, device=device, precision=precision)
     bench = lossless.Bench(bench_order, store)
@@ -77,7 +78,8 @@ def run(
 
     checks: list[Check] = []
     for title, work in _demands(make, opened.model, prompts, draws):
-        tell(title)
+        job.report(title)
+        job.check()
         checks.append(_checked(title, work))
         if title == PROTOCOL and not checks[0].passed:
             return checks  # nothing else can be asked of it
@@ -95,7 +97,8 @@ def run(
             ),
         ),
     ):
-        tell(title)
+        job.report(title)
+        job.check()
         checks.append(_checked(title, work))
     return checks
 

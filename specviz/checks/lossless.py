@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
@@ -21,11 +21,11 @@ from specviz.engine.request import Order
 from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
 from specviz.errors import NotFiniteError, SettingsError
 from specviz.loader import load_model
-from specviz.loader.fetch import Stopped
 from specviz.loader.pairs import find_pair
 from specviz.loader.toy import sentence
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Settings, Trace
+from specviz.worker import Job
 
 Verdict = Literal["lossless", "differs", "inconclusive"]
 ALPHA = 1e-3
@@ -41,7 +41,6 @@ ROWS = 32
 NEAR_TIE = {"fp32": 1e-3, "fp16": 0.05, "bf16": 0.5, "int4": 1e-3}
 """Gap between the two largest logits below which rounding alone may swap them, by precision: a pass over K + 1
 positions sums in another order than a pass over one."""
-PROGRESS = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -192,30 +191,24 @@ class Bench:
         self,
         order: Order,
         store: ModelStore = STORE,
-        tell: PROGRESS = lambda *_: None,
-        stop: Callable[[], bool] = lambda: False,
+        job: Job | None = None,
     ):
-        self.order, self.stop, self.tell = order, stop, tell
-        self.pair, self.store = find_pair(order.pair), store
+        self.order, self.job = order, job or Job()
+        self.pair, self.store, loading = find_pair(order.pair), store, self.job.part(0.0, 0.0)
         check_drafter(self.pair, order.drafter)
         if order.drafter == "autoregressive":
-            load_model.check(self.pair, lambda p: tell(p.stage, 0.0), stop)  # before anything large is fetched
-        self.target: Opened = store.open(
-            self.pair.target, order.device, order.precision, lambda p: tell(p.stage, 0.0), stop
-        )
+            load_model.check(self.pair, loading)  # before anything large is fetched
+        self.target: Opened = store.open(self.pair.target, order.device, order.precision, loading)
 
     def drafter(self) -> Drafter:
         """A fresh drafter over shared weights, with the order's own temperature, top-k and top-p."""
-        return make_drafter(self.order.drafter, self.pair, self.target, self.order.settings, self.store, stop=self.stop)
+        part = self.job.part(0.0, 0.0)
+        return make_drafter(self.order.drafter, self.pair, self.target, self.order.settings, self.store, part)
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Token ids of a prompt, as the order would have them."""
         room = self.target.model.prompt_room(self.order.settings.max_new_tokens)
         return tuple(prompting.encode(self.target.tokenizer, text, self.order.system, self.order.raw, room).ids)
-
-    def check_stop(self) -> None:
-        if self.stop():
-            raise Stopped("The check was stopped.")
 
     def plain_greedy(self, ids: Sequence[int], against: Sequence[int], most: int) -> tuple[int, tuple | None]:
         """Decode without drafts, as long as it says the same as `against`.
@@ -225,7 +218,7 @@ class Bench:
         settings = Settings(k=0, temperature=0.0, max_new_tokens=most)
         agreed = 0
         for at, round_ in enumerate(decode(self.target.model, None, [ids], settings)):
-            self.check_stop()
+            self.job.check()
             verdict = round_.rows[0]
             token = verdict.emitted[0]
             if at >= len(against) or against[at] != token:
@@ -239,7 +232,7 @@ class Bench:
         settings = Settings(k=k, temperature=0.0, max_new_tokens=most)
         tokens, drafted = [], 0
         for round_ in decode(self.target.model, self.drafter(), [ids], settings, record=False):
-            self.check_stop()
+            self.job.check()
             tokens += round_.rows[0].emitted
             drafted += round_.rows[0].verified
         return tokens, drafted
@@ -264,7 +257,7 @@ class Bench:
             record=False,
         )
         for round_ in steps:
-            self.check_stop()
+            self.job.check()
             for v in round_.rows:
                 texts[v.row] += v.emitted
                 drafted += v.verified
@@ -288,7 +281,7 @@ def greedy(bench: Bench, texts: Sequence[str], k: int, tokens: int) -> Greedy:
     identical = compared = drafted = 0
     differences = []
     for i, text in enumerate(texts):
-        bench.tell(f"Greedy, prompt {i + 1} of {len(texts)}", i / len(texts))
+        bench.job.report(f"Greedy, prompt {i + 1} of {len(texts)}", i / len(texts))
         ids = bench.ids(text)
         said, verified = bench.speculative_greedy(ids, k, tokens)
         agreed, difference = bench.plain_greedy(ids, said, tokens)
@@ -319,7 +312,7 @@ def sampling(bench: Bench, ids: Sequence[int], settings: Settings, samples: int)
     batches = [range(first, min(first + ROWS, samples)) for first in range(0, samples, ROWS)]
     for n, batch in enumerate(batches):
         for way in (0, 1):
-            bench.tell(f"Sampling, {batch.start} of {samples} runs each way", (n + way / 2) / len(batches))
+            bench.job.report(f"Sampling, {batch.start} of {samples} runs each way", (n + way / 2) / len(batches))
             # the two ways must not share chance, or they would agree too well
             seeds = [settings.seed + 1 + 2 * i + way for i in batch]
             texts, verified, looked_at = bench.sample(ids, settings, seeds, drafts=way == 0)
@@ -386,12 +379,11 @@ def check(
     device: str = "auto",
     precision: str = "auto",
     store: ModelStore = STORE,
-    tell: PROGRESS = lambda *_: None,
-    stop: Callable[[], bool] = lambda: False,
+    job: Job | None = None,
 ) -> Finding:
     """Greedy over the first `prompts` of twenty prompts (None: all), then, at a temperature above 0 and with samples,
     sampling each way. Weights or logits that are NaN or infinite make it inconclusive. Raises SpecVizError with a
-    sentence, Stopped when told to stop."""
+    sentence, Stopped."""
     if k < 1:
         raise SettingsError("K must be at least 1 for a check: with K = 0 nothing is drafted, so nothing is proved.")
     if not 0 <= samples <= 10**6:
@@ -403,10 +395,10 @@ def check(
     settings = replace(order.settings, temperature=temperature)
     found = None
     try:
-        found = greedy(Bench(order, store, tell, stop), texts[:prompts], k, GREEDY_TOKENS)
+        found = greedy(Bench(order, store, job), texts[:prompts], k, GREEDY_TOKENS)
         if temperature == 0 or not samples:
             return Finding(found)
-        bench = Bench(replace(order, settings=settings, raw=True), store, tell, stop)
+        bench = Bench(replace(order, settings=settings, raw=True), store, job)
         return Finding(found, sampling(bench, bench.ids(sampled), settings, samples))
     except NotFiniteError as error:
         return Finding(found, fault=str(error))
@@ -433,13 +425,12 @@ def check_run(
     samples: int,
     *,
     store: ModelStore = STORE,
-    tell: PROGRESS = lambda *_: None,
-    stop: Callable[[], bool] = lambda: False,
+    job: Job | None = None,
 ) -> Finding:
     """The proof for one run: a greedy run's own tokens against plain decoding of the same prompt on this machine; for a
     run that sampled, short runs each way from its prompt with its K, temperature, top-k and top-p."""
     try:
-        return _checked_run(trace, samples, Bench(order_of(trace), store, tell, stop))
+        return _checked_run(trace, samples, Bench(order_of(trace), store, job))
     except NotFiniteError as error:
         return Finding(fault=str(error))
 
@@ -450,7 +441,7 @@ def _checked_run(trace: Trace, samples: int, bench: Bench) -> Finding:
     identical = compared = drafted = 0
     differences = []
     for row, prompt in enumerate(trace.prompts):
-        bench.tell(f"Plain decoding, row {row + 1} of {len(trace.prompts)}", row / len(trace.prompts))
+        bench.job.report(f"Plain decoding, row {row + 1} of {len(trace.prompts)}", row / len(trace.prompts))
         said = trace.token_ids(row)
         agreed, difference = bench.plain_greedy(prompt.token_ids, said, len(said)) if said else (0, None)
         identical, compared = identical + (difference is None), compared + agreed

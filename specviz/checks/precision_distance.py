@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ from specviz.hardware import machine
 from specviz.loader.pairs import EMBEDDED
 from specviz.models.precision import Distance
 from specviz.training import corpus
+from specviz.worker import Job
 
 if TYPE_CHECKING:
     from specviz.engine.run import Opened
@@ -22,18 +22,18 @@ POSITIONS = 8
 """Positions of an answer that are forwarded in one pass, as many as a verify pass may have."""
 
 
-def measure(
-    reference: Opened, other: Opened, texts: int = 20, tell: Callable[[int], None] = lambda _: None
-) -> Distance:
+def measure(reference: Opened, other: Opened, texts: int = 20, job: Job | None = None) -> Distance:
     """The embedded target opened in another precision against itself in fp32, along the held-out answers to which
     nothing was fitted (`texts` at most)."""
+    job, parts = job or Job(), corpus.judging()[:texts]
     variations, same = [], []
-    for n, (part, i) in enumerate(corpus.judging()[:texts]):
+    for n, (part, i) in enumerate(parts):
         tokens, start = part.conversation(i).tolist(), int(part.answer_start[i])
         p, q = (_probabilities(opened.model, tokens, start - 1) for opened in (reference, other))
         variations += ((p - q).abs().sum(-1) / 2).tolist()
         same += (p.argmax(-1) == q.argmax(-1)).tolist()
-        tell(n + 1)
+        job.report(f"{n + 1} of {len(parts)} texts", (n + 1) / len(parts))
+        job.check()
     return Distance(
         EMBEDDED,
         other.precision,

@@ -1,19 +1,20 @@
-"""The command `bench` of `python -m specviz`."""
+"""The command `bench`: speed of plain and speculative decoding, interleaved with transformers, vLLM and llama.cpp."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 
+from specviz.cli.options import Subparsers, add_device, add_json, add_pair
+from specviz.cli.progress import reporting
 from specviz.cli.ranges import numbers
 from specviz.drafters.names import check_drafter
 from specviz.errors import SettingsError
-from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.pairs import find_pair
 from specviz.trace.records import MAX_K
 
 
-def add_parsers(subparsers) -> None:
+def add_parsers(subparsers: Subparsers) -> None:
     """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = subparsers.add_parser(
         "bench",
@@ -21,9 +22,7 @@ def add_parsers(subparsers) -> None:
         description="K is picked per drafter on 3 prompts, then every system decodes 20 prompts of 128 tokens in turn: "
         "under 25 minutes. Ratios are medians over prompts, each with an interval of 95 % confidence.",
     )
-    parser.add_argument(
-        "--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT (default: %(default)s)"
-    )
+    add_pair(parser)
     parser.add_argument(
         "--drafters",
         default="all",
@@ -46,20 +45,14 @@ def add_parsers(subparsers) -> None:
         help="measure transformers on the same weights too, and vLLM and llama.cpp where installed",
     )
     parser.add_argument("--quick", action="store_true", help="3 prompts of 48 tokens: under 4 minutes")
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument(
-        "--precision",
-        default="auto",
-        metavar="P",
-        help="auto, or a name such as fp32 (default: auto); fp32 is measured beside it on a processor",
-    )
+    add_device(parser, precision_note="; on a CPU fp32 is measured beside it")
     parser.add_argument(
         "--shape",
         metavar="NAME",
         help="instead of a pair: the steps and plain decoding of a built-in shape or a Hub id, with "
         "random weights, against transformers",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     parser.set_defaults(handler=bench_command)
 
 
@@ -76,18 +69,19 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
     from specviz.bench import benchmark
 
-    found = benchmark.bench(
-        arguments.pair,
-        drafters,
-        ks,
-        arguments.precision,
-        arguments.device,
-        arguments.peers,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        arguments.batch,
-        benchmark.prompts_from(arguments.prompts, arguments.pair),
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    with reporting() as job:
+        found = benchmark.bench(
+            arguments.pair,
+            drafters,
+            ks,
+            arguments.precision,
+            arguments.device,
+            arguments.peers,
+            benchmark.QUICK if arguments.quick else benchmark.FULL,
+            arguments.batch,
+            benchmark.prompts_from(arguments.prompts, arguments.pair),
+            job=job,
+        )
     print(json.dumps(found, allow_nan=False) if arguments.json else table(found))
     return 0
 
@@ -95,13 +89,9 @@ def bench_command(arguments: argparse.Namespace) -> int:
 def _shape(arguments: argparse.Namespace) -> int:
     from specviz.bench import benchmark
 
-    found = benchmark.bench_shape(
-        arguments.shape,
-        arguments.precision,
-        arguments.device,
-        benchmark.QUICK if arguments.quick else benchmark.FULL,
-        tell=lambda what: print(what, file=sys.stderr, flush=True),
-    )
+    scale = benchmark.QUICK if arguments.quick else benchmark.FULL
+    with reporting() as job:
+        found = benchmark.bench_shape(arguments.shape, arguments.precision, arguments.device, scale, job)
     if arguments.json:
         print(json.dumps(found, allow_nan=False))
         return 0
@@ -133,7 +123,7 @@ def _steps_line(name: str, timed: dict) -> str:
 
 
 def table(found: dict) -> str:
-    """The figures in words and columns."""
+    """The results as a table for the terminal."""
     versions = ", ".join(
         f"{name} {found[key]}"
         for name, key in (

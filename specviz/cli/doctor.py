@@ -1,10 +1,11 @@
-"""`python -m specviz doctor`: what this machine has, what it lacks, and how to get it.
+"""The command `doctor`: versions, devices, ceilings and storage of this machine, and how to get what is missing.
 
-Works when anything is missing, torch included, since that is when it is needed.
+Works without torch and every other package, since that is when it is needed.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import importlib.util
 import platform
@@ -12,6 +13,8 @@ import shutil
 import sys
 
 from specviz import paths
+from specviz.cli.options import Subparsers, add_device
+from specviz.cli.progress import reporting
 from specviz.errors import SpecVizError
 from specviz.format import binary_bytes, number, si
 
@@ -35,14 +38,27 @@ OPTIONAL = (
 _PIP = (24, 1)
 
 
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
+    parser = subparsers.add_parser("doctor", help="versions, device, ceilings, what is missing and how to get it")
+    add_device(parser)
+    parser.add_argument("--measure", action="store_true", help="measure the ceilings of the device now (seconds)")
+    parser.set_defaults(handler=doctor_command)
+
+
+def doctor_command(arguments: argparse.Namespace) -> int:
+    """Print the report."""
+    return report(arguments.device, arguments.precision, arguments.measure)
+
+
 def report(device: str = "auto", precision: str = "auto", measure: bool = False) -> int:
     """Print the report. Returns 0, or 2 if something that SpecViz needs is missing."""
     lacking = _packages()
     print(f"\nPython {platform.python_version()} on {platform.system()} {platform.machine()}")
-    if sys.version_info < (3, 11):  # noqa: UP036 - the very thing to be reported
+    if sys.version_info < (3, 11):  # noqa: UP036 - the report is about this version
         lacking.append("Python 3.11 or newer is needed: install it and make a new virtual environment.")
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        lacking += _device(device, precision, measure)
+        _print_device(device, precision, measure)
     lacking += _storage()
     if lacking:
         print("\nMissing:")
@@ -82,7 +98,7 @@ def _packages() -> list[str]:
     return missing
 
 
-def _device(device: str, precision: str, measure: bool) -> list[str]:
+def _print_device(device: str, precision: str, measure: bool) -> None:
     import torch
 
     from specviz.hardware import ceilings, machine
@@ -100,20 +116,18 @@ def _device(device: str, precision: str, measure: bool) -> list[str]:
     )
     if device == "cpu" and torch.version.cuda is None and shutil.which("nvidia-smi"):
         print("There seems to be an NVIDIA GPU, but this torch is built for the CPU: see pytorch.org for a CUDA build.")
+    roofs = ceilings.cached(device, precision)
     if measure:
-        print("Measuring the ceilings ...", file=sys.stderr, flush=True)
-        roofs = ceilings.measure(device, precision)
-    else:
-        roofs = ceilings.cached(device, precision)
+        with reporting() as job:
+            roofs = ceilings.measure(device, precision, job=job)
     if roofs is None:
         print("Ceilings: not measured yet. The first run does it, or: python -m specviz doctor --measure")
-        return []
+        return
     reads, products = (" to ".join(map(si, spread)) for spread in (roofs.bandwidth_spread, roofs.flops_spread))
     print(
         f"Ceilings, measured {roofs.measured_at}: streaming read {si(roofs.bandwidth, 'B/s')} ({reads}), matrix "
         f"product {si(roofs.flops, 'FLOP/s')} ({products}), ridge {number(roofs.ridge)} FLOP/byte"
     )
-    return []
 
 
 def _storage() -> list[str]:
@@ -125,7 +139,7 @@ def _storage() -> list[str]:
     try:
         from specviz.loader.local_copy import fetched
         from specviz.loader.pairs import EMBEDDED, find_pair
-    except ImportError:  # told above, with how to get it
+    except ImportError:  # reported by _packages, with how to get it
         return []
     pair = find_pair(EMBEDDED)
     here = fetched(pair.target)

@@ -1,23 +1,22 @@
-"""The command `lanes` of `python -m specviz`: every drafter on the same prompts, and the recording that ships."""
+"""The command `lanes`: every drafter and plain decoding on the same prompts; writes the recording that ships."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from specviz.bench import draft_cost, lanes
+from specviz.cli.options import Subparsers, add_json, add_pair, say
 from specviz.cli.progress import finish
 from specviz.engine.prompts import presets_for
 from specviz.errors import SettingsError
 from specviz.format import number, percent
-from specviz.loader.pairs import EMBEDDED
 from specviz.trace import metrics
-from specviz.trace.records import MAX_K, Settings
+from specviz.trace.records import MAX_K, Settings, Trace
 
 
-def add_parsers(subparsers) -> None:
+def add_parsers(subparsers: Subparsers) -> None:
     """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
     command = subparsers.add_parser(
         "lanes",
@@ -26,7 +25,7 @@ def add_parsers(subparsers) -> None:
         "page.",
         epilog="The recording that ships: python -m specviz lanes --out assets/traces/lanes --costs",
     )
-    command.add_argument("--pair", default=EMBEDDED, metavar="P", help="as for run --pair (default: %(default)s)")
+    add_pair(command)
     command.add_argument("--drafter", action="append", metavar="D", help="only this one (may be given again)")
     command.add_argument(
         "--prompts",
@@ -45,12 +44,12 @@ def add_parsers(subparsers) -> None:
         action="store_true",
         help="also measure what a draft of K = 1 to 16 costs (under 30 s); with --out it is kept too",
     )
-    command.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(command)
     command.set_defaults(handler=lanes_command)
 
 
 def lanes_command(arguments: argparse.Namespace) -> int:
-    """Run, print a line for each drafter, and write what was asked for."""
+    """Run the lanes, write the files of --out, and print a line for each drafter."""
     if not 1 <= arguments.prompts <= lanes.MAX_PROMPTS:
         raise SettingsError(f"--prompts must be from 1 to {lanes.MAX_PROMPTS}.")
     drafters = tuple(arguments.drafter or lanes.default_drafters(arguments.pair))
@@ -62,46 +61,58 @@ def lanes_command(arguments: argparse.Namespace) -> int:
     if finish(run):
         raise KeyboardInterrupt
     found = run.traces
+    cost = _measured_cost(arguments.pair, drafters) if arguments.costs else None
+    if arguments.out:
+        _write(found, cost, Path(arguments.out))
+    rows = [_row(found, d) for d in (lanes.PLAIN, *lanes.drafters_of(found))]
+    if not arguments.json:
+        _print(rows, cost)
+        return 0
     out = {
         "pair": arguments.pair,
         "k": settings.k,
         "temperature": settings.temperature,
         "prompts": len(texts),
-        "drafters": [_row(found, d) for d in (lanes.PLAIN, *lanes.drafters_of(found))],
+        "drafters": rows,
     }
-    costs = None
-    if arguments.costs:
-        costs = draft_cost.Costs(arguments.pair, drafters)
-        if finish(costs):
-            raise KeyboardInterrupt
-        out["draft_seconds_by_k"] = costs.cost.seconds
-        out["plain_forward_seconds"] = costs.cost.plain_seconds
-        out["plain_step_seconds"] = costs.cost.plain_seconds  # its older name
-    if arguments.out:
-        folder = Path(arguments.out)
-        written = lanes.save(found, folder)
-        if costs is not None:
-            draft_cost.save(costs.cost, folder / draft_cost.FILE.name)
-        size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
-        print(f"{len(written)} lanes in {folder}, {size / 1000:.0f} kB in all.", file=sys.stderr)
-    if arguments.json:
-        print(json.dumps(out, allow_nan=False))
-        return 0
-    for row in out["drafters"]:
+    if cost is not None:
+        out["draft_seconds_by_k"] = cost.seconds
+        out["plain_forward_seconds"] = cost.plain_seconds
+        out["plain_step_seconds"] = cost.plain_seconds  # its older name
+    print(json.dumps(out, allow_nan=False))
+    return 0
+
+
+def _measured_cost(pair: str, drafters: tuple[str, ...]) -> draft_cost.DraftCost:
+    costs = draft_cost.Costs(pair, drafters)
+    if finish(costs) or costs.cost is None:
+        raise KeyboardInterrupt
+    return costs.cost
+
+
+def _write(found: dict[lanes.Key, Trace], cost: draft_cost.DraftCost | None, folder: Path) -> None:
+    written = lanes.save(found, folder)
+    if cost is not None:
+        draft_cost.save(cost, folder / draft_cost.FILE.name)
+    size = sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+    say(f"{len(written)} lanes in {folder}, {size / 1000:.0f} kB in all.")
+
+
+def _print(rows: list[dict], cost: draft_cost.DraftCost | None) -> None:
+    for row in rows:
         rate = "" if row["acceptance_rate"] is None else f", {percent(row['acceptance_rate'])} of drafts accepted"
         same = "" if row["same_text"] is None else f", {row['same_text']} of {row['compared']} texts equal to plain"
         print(
             f"{row['drafter']:>14}  {number(row['tokens_per_pass'])} tokens per pass, "
             f"{number(row['tokens_per_second'])} tokens/s{rate}{same}"
         )
-    if costs is not None:
-        for d, by_k in costs.cost.seconds.items():
+    if cost is not None:
+        for d, by_k in cost.seconds.items():
             print(f"{d:>14}  " + ", ".join(f"K {k}: {1e3 * s:.3g} ms" for k, s in by_k.items()))
-        print(f"    plain step  {1e3 * costs.cost.plain_seconds:.3g} ms")
-    return 0
+        print(f"    plain step  {1e3 * cost.plain_seconds:.3g} ms")
 
 
-def _row(found: dict, drafter: str) -> dict:
+def _row(found: dict[lanes.Key, Trace], drafter: str) -> dict:
     rounds = [r for t in lanes.of_drafter(found, drafter) for r in t.rounds]
     same, compared = lanes.same_text(found, drafter)
     counts = metrics.counts(rounds)

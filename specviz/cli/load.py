@@ -1,87 +1,37 @@
-"""The commands `sweep` and `load` of `python -m specviz`."""
+"""The command `load`: requests that arrive at random, served under several policies for the verify length."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import json
+from collections.abc import Sequence
 
+from specviz.cli.options import Subparsers, add_device, add_drafter, add_json, add_pair, add_temperature_and_seed
 from specviz.cli.progress import finish
 from specviz.cli.ranges import numbers
 from specviz.drafters.names import drafter_names
 from specviz.errors import SettingsError
 from specviz.format import number, percent, seconds
-from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.loader.pairs import find_pair
+from specviz.serving.load_test import LoadOrder, LoadRun, Simulation
 from specviz.serving.policies import ALL, NAMES
+from specviz.serving.step_table import StepTable
 from specviz.trace.records import Settings
 
-SWEEP_KEYS = {
-    **{
-        name: name
-        for name in (
-            "k",
-            "batch",
-            "tokens_per_second",
-            "speedup",
-            "acceptance_rate",
-            "context",
-            "plain_tokens_per_second",
-            "mean_acceptance_length",
-            "flops_per_token",
-            "plain_flops_per_token",
-            "round_seconds",
-            "plain_step_seconds",
-            "draft_seconds",
-            "note",
-        )
-    },
-    "verify_forward_seconds": "verify_seconds",
-    "plain_forward_seconds": "plain_seconds",
-    "verify_seconds": "verify_seconds",
-    "plain_seconds": "plain_seconds",
-}
-"""Key in the JSON of a cell -> attribute of Cell. Rates are those of whole rounds and steps; the last two are older
-names of the two before them."""
 
-
-def add_parsers(subparsers) -> None:
-    """Add both commands; each parser sets `handler`, a function from the parsed arguments to an exit code."""
-    sweep = subparsers.add_parser(
-        "sweep",
-        help="measure K x batch: where speculation stops paying",
-        description="Decode copies of one prompt at every K and batch, and time plain steps of the same rows in the "
-        "same run.",
-    )
-    _common(sweep)
-    sweep.add_argument(
-        "--k", default="0..8", type=numbers, metavar="RANGE", help="draft tokens per round (default: %(default)s)"
-    )
-    sweep.add_argument(
-        "--batch", default="1,2,4,8,16,32", type=numbers, metavar="LIST", help="rows (default: %(default)s)"
-    )
-    sweep.add_argument(
-        "--context",
-        default="0",
-        type=numbers,
-        metavar="LIST",
-        help="tokens that the prompt is brought to; 0 leaves it as it is (default: %(default)s)",
-    )
-    sweep.add_argument("--prompt", metavar="T", help="the prompt (default: the pair's first preset)")
-    sweep.add_argument(
-        "--rounds",
-        type=int,
-        default=10,
-        metavar="N",
-        help="rounds per cell, the first not counted (default: %(default)s)",
-    )
-    sweep.set_defaults(handler=sweep_command)
-
+def add_parsers(subparsers: Subparsers) -> None:
+    """Add the command; its parser sets `handler`, a function from the parsed arguments to an exit code."""
     load = subparsers.add_parser(
         "load",
         help="serve arriving requests under several policies for the verify length",
         description="The same arrivals and seeds under each policy, on the real engine with continuous batching.",
     )
-    _common(load)
+    add_pair(load)
+    add_drafter(load)
+    add_temperature_and_seed(load)
+    add_device(load)
+    add_json(load)
     load.add_argument(
         "--policy",
         default="all",
@@ -90,9 +40,13 @@ def add_parsers(subparsers) -> None:
     )
     load.add_argument("--rate", default="0.5", metavar="LIST", help="requests a second, one or several (default: 0.5)")
     load.add_argument(
-        "--seconds", type=float, default=20.0, metavar="S", help="how long requests arrive (default: %(default)s)"
+        "--seconds",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="seconds during which requests arrive (default: %(default)s)",
     )
-    load.add_argument("--k", type=int, default=4, metavar="K", help="of the policy fixed (default: %(default)s)")
+    load.add_argument("--k", type=int, default=4, metavar="K", help="K of the policy fixed (default: %(default)s)")
     load.add_argument("--burst", type=int, default=1, metavar="N", help="requests that come at once (default: 1)")
     load.add_argument(
         "--length", default="16..48", metavar="A..B", help="new tokens of a request, from and to (default: %(default)s)"
@@ -108,11 +62,16 @@ def add_parsers(subparsers) -> None:
         metavar="SHARE",
         help="share of requests cancelled at a random moment (default: 0)",
     )
+    _add_simulation(load)
+    load.set_defaults(handler=load_command)
+
+
+def _add_simulation(load: argparse.ArgumentParser) -> None:
     load.add_argument(
         "--simulate",
         metavar="DEVICE",
-        help="no model runs: rounds take what the roofs of a device of the catalogue allow, such as "
-        "'H100 SXM', and drafts survive by chance",
+        help="run no model: rounds take the time of the roofline of a device of the catalogue, such as "
+        "'H100 SXM', and drafts are accepted at random",
     )
     load.add_argument(
         "--shape", default="Llama-3.1-8B", metavar="NAME", help="of --simulate: a built-in shape (default: %(default)s)"
@@ -122,14 +81,14 @@ def add_parsers(subparsers) -> None:
         type=float,
         default=0.8,
         metavar="P",
-        help="of --simulate: the chance of draft 1, falling to two thirds of it at the last (default: %(default)s)",
+        help="of --simulate: acceptance probability of draft 1; two thirds of it at the last (default: %(default)s)",
     )
     load.add_argument(
         "--draft-share",
         type=float,
         default=0.05,
         metavar="S",
-        help="of --simulate: one pass of the drafter in passes of the target (default: %(default)s)",
+        help="of --simulate: time of a drafter pass as a share of a target pass (default: %(default)s)",
     )
     load.add_argument(
         "--prompt-tokens",
@@ -138,156 +97,75 @@ def add_parsers(subparsers) -> None:
         metavar="N",
         help="of --simulate: tokens of every prompt (default: %(default)s)",
     )
-    load.set_defaults(handler=load_command)
-
-
-def _common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--pair", default=EMBEDDED, metavar="P", help="a name from `pairs`, or TARGET+DRAFT (default: %(default)s)"
-    )
-    parser.add_argument("--drafter", metavar="D", help="which drafter (default: the first that the pair has)")
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="X", help="0 is greedy (default: 0)")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the first row (default: 0)")
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or mps (default: auto)")
-    parser.add_argument("--precision", default="auto", metavar="P", help="auto, fp32, bf16, fp16, int4 (default: auto)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def sweep_command(arguments: argparse.Namespace) -> int:
-    """Measure the cells and print them."""
-    from specviz.engine.prompts import presets_for
-
-    pair = find_pair(arguments.pair)
-    settings = Settings(temperature=arguments.temperature, seed=arguments.seed)
-    text = arguments.prompt or presets_for(pair.name)[0].text
-
-    from specviz.bench.sweep import Sweep, SweepOrder, best_k
-
-    sweep = Sweep(
-        SweepOrder(
-            arguments.pair,
-            arguments.drafter or drafter_names(pair)[0],
-            text,
-            tuple(arguments.k),
-            tuple(arguments.batch),
-            tuple(arguments.context),
-            settings,
-            arguments.rounds,
-            arguments.device,
-            arguments.precision,
-        )
-    )
-    code = finish(sweep)
-    cells = [sweep.cells[key] for key in sweep.order.keys if key in sweep.cells]
-    if arguments.json:
-        print(
-            json.dumps(
-                {
-                    "pair": sweep.order.pair,
-                    "drafter": sweep.order.drafter,
-                    "device": sweep.device,
-                    "dtype": sweep.precision,
-                    "complete": not sweep.missing,
-                    "cells": [{k: getattr(c, name) for k, name in SWEEP_KEYS.items()} for c in cells],
-                },
-                allow_nan=False,
-            )
-        )
-        return code
-    print(
-        f"{'context':>7} {'batch':>5} {'K':>3} {'tokens/s':>9} {'plain':>9} {'times':>6} {'accepted':>8} "
-        f"{'FLOPs/token':>11}"
-    )
-    for c in cells:
-        work = c.flops_per_token / c.plain_flops_per_token if c.flops_per_token and c.plain_flops_per_token else None
-        print(
-            f"{c.context:>7} {c.batch:>5} {c.k:>3} {number(c.tokens_per_second):>9} "
-            f"{number(c.plain_tokens_per_second):>9} {number(c.speedup):>6} {percent(c.acceptance_rate):>8} "
-            f"{number(work):>9} x {c.note}"
-        )
-    for context in sorted({c.context for c in cells}):
-        for batch in sorted({c.batch for c in cells}):
-            best = best_k(cells, batch, context)
-            print(
-                f"Context {context}, batch {batch}: "
-                + (f"K = {best.k}, {number(best.speedup)} times as fast as plain" if best else "do not speculate here")
-            )
-    return code
 
 
 def load_command(arguments: argparse.Namespace) -> int:
-    """Serve the loads and print what each policy made of them."""
-    pair = find_pair(arguments.pair)
-    settings = Settings(temperature=arguments.temperature, seed=arguments.seed)
-    chosen = NAMES if arguments.policy == "all" else tuple(p.strip() for p in arguments.policy.split(","))
+    """Serve the loads and print the figures of each policy."""
+    orders = _orders(arguments)
+    runs: list[LoadRun | Simulation] = []
+    code = 0
+    if arguments.simulate:
+        runs.append(_simulation(arguments, orders[0], [order.rate for order in orders]))
+        code = finish(runs[0])
+    else:
+        for order in orders:
+            run = LoadRun(order)
+            runs.append(run)
+            if code := finish(run):
+                break
+    found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for run in runs for o in run.outcomes]
+    if arguments.json:
+        print(json.dumps(_as_json(arguments, runs[-1], found), allow_nan=False))
+    else:
+        _print(found)
+    return code
+
+
+def _orders(arguments: argparse.Namespace) -> list[LoadOrder]:
+    """One order per rate."""
     try:
         rates = [float(x) for x in arguments.rate.split(",")]
     except ValueError:
         raise SettingsError(f"--rate must be a number or several with commas, not {arguments.rate[:40]!r}.") from None
-    lengths = _span(arguments.length)
+    pair, simulated = find_pair(arguments.pair), bool(arguments.simulate)
+    order = LoadOrder(
+        pair=arguments.pair,
+        drafter="simulated" if simulated else arguments.drafter or drafter_names(pair)[0],
+        policies=NAMES if arguments.policy == "all" else tuple(p.strip() for p in arguments.policy.split(",")),
+        rate=rates[0],
+        seconds=arguments.seconds,
+        burst=arguments.burst,
+        k=arguments.k,
+        lengths=_span(arguments.length),
+        seeds=tuple(arguments.seeds),
+        rows=arguments.rows,
+        cancel=0.0 if simulated else arguments.cancel,
+        settings=Settings(temperature=arguments.temperature, seed=arguments.seed),
+        device=arguments.device,
+        precision=arguments.precision,
+    )
+    return [dataclasses.replace(order, rate=rate) for rate in rates]
 
-    from specviz.serving.load_test import LoadOrder, LoadRun
 
-    found, code = [], 0
-    if arguments.simulate:
-        order = LoadOrder(
-            arguments.pair,
-            "simulated",
-            chosen,
-            rates[0],
-            arguments.seconds,
-            arguments.burst,
-            arguments.k,
-            lengths=lengths,
-            seeds=tuple(arguments.seeds),
-            rows=arguments.rows,
-            settings=settings,
-        )
-        run = _simulation(arguments, order, rates)
-        code = finish(run)
-        found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
-        rates = []
-    for rate in rates:
-        run = LoadRun(
-            LoadOrder(
-                arguments.pair,
-                arguments.drafter or drafter_names(pair)[0],
-                chosen,
-                rate,
-                arguments.seconds,
-                arguments.burst,
-                arguments.k,
-                lengths=lengths,
-                seeds=tuple(arguments.seeds),
-                rows=arguments.rows,
-                cancel=arguments.cancel,
-                settings=settings,
-                device=arguments.device,
-                precision=arguments.precision,
-            )
-        )
-        code = finish(run)
-        found += [{"seed": o.seed, **dataclasses.asdict(o.summary)} for o in run.outcomes]
-        if code:
-            break
-    if arguments.json:
-        table = None if arguments.simulate or run.table is None else dataclasses.asdict(run.table)
-        if table:  # under a name that says what is timed, too
-            table["verify_and_judge_seconds"] = table["seconds"]
-        print(
-            json.dumps(
-                {
-                    "pair": arguments.shape if arguments.simulate else arguments.pair,
-                    "drafter": run.order.drafter,
-                    "device": arguments.simulate or run.device,
-                    "table": table,
-                    "simulated": bool(arguments.simulate),
-                    "policies": found,
-                },
-                allow_nan=False,
-            )
-        )
-        return code
+def _as_json(arguments: argparse.Namespace, run: LoadRun | Simulation, found: list[dict]) -> dict:
+    table = run.table if isinstance(run, LoadRun) else None
+    return {
+        "pair": arguments.shape if arguments.simulate else arguments.pair,
+        "drafter": run.order.drafter,
+        "device": run.device if isinstance(run, LoadRun) else arguments.simulate,
+        "table": None if table is None else _table_json(table),
+        "simulated": bool(arguments.simulate),
+        "policies": found,
+    }
+
+
+def _table_json(table: StepTable) -> dict:
+    """The step table; its seconds also under a name that says what is timed."""
+    out = dataclasses.asdict(table)
+    return {**out, "verify_and_judge_seconds": out["seconds"]}
+
+
+def _print(found: list[dict]) -> None:
     print(
         f"{'rate':>6} {'policy':18} {'seed':>4} {'tokens/s':>9} {'per user':>9} {'per token':>9} {'verified':>8} "
         f"{'wasted':>7} {'running':>7} {'requests':>8} {'alone?':>7}"
@@ -301,18 +179,16 @@ def load_command(arguments: argparse.Namespace) -> int:
             f"{number(f['mean_verify_length']):>8} {percent(f['wasted_verify_fraction']):>7} "
             f"{number(f['mean_running']):>7} {f['requests']:>8} {same:>7}"
         )
-    return code
 
 
-def _simulation(arguments: argparse.Namespace, order, rates):
-    """The server of an order on a device of the catalogue, by its roofs. Raises SpecVizError for unknown names."""
+def _simulation(arguments: argparse.Namespace, order: LoadOrder, rates: Sequence[float]) -> Simulation:
+    """The load on a device of the catalogue, with the times of its roofline. Raises SpecVizError for unknown names."""
     from specviz.hardware import catalogue, shapes
     from specviz.serving import step_table
-    from specviz.serving.load_test import Simulation
     from specviz.serving.server import Chances, Limits
 
     if not (0 <= arguments.draft_share <= 10 and 1 <= arguments.prompt_tokens <= 100_000):
-        raise SettingsError("--draft-share lies in 0..10 and --prompt-tokens in 1..100000.")
+        raise SettingsError("--draft-share must be from 0 to 10 and --prompt-tokens from 1 to 100,000.")
     entry, shape = catalogue.device(arguments.simulate), shapes.shape(arguments.shape)
     precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
     context = arguments.prompt_tokens + order.lengths[1] // 2

@@ -1,38 +1,41 @@
-"""Long work on the command line: its progress on stderr, and Ctrl-C, which ends it after the step under way."""
+"""Progress on stderr for commands that take long, and Ctrl-C, which stops the work after its current step."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from specviz.errors import SpecVizError
-from specviz.worker import Watched, Worker
+from specviz.worker import Job, Progress, Watched, Worker
 
 INTERRUPTED = 130
 """Exit code: stopped by Ctrl-C."""
-_QUIET_SECONDS = 10.0
-"""How often one stage of progress is told again where stderr is no terminal."""
+_REPEAT_SECONDS = 10.0
+"""Where stderr is not a terminal, one stage is printed again after this long."""
 
 
 class Line:
-    """Progress on stderr: one line that is rewritten on a terminal, a line per stage where it is kept in a file."""
+    """One line that is rewritten on a terminal; elsewhere a line per stage."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
-        self._shown = ""
+        self._shown = self._kind = ""
         self._at = 0.0
 
-    def show(self, text: str) -> None:
-        """What is being done now. Its stage is what stands before the first colon."""
-        now = time.monotonic()
+    def show(self, progress: Progress) -> None:
+        """Print the stage, how much is done, and the time left. Stages that differ only after the first colon or in
+        their numbers count as one."""
+        text, now = _text(progress), time.monotonic()
+        kind = re.sub(r"\d+", "#", progress.stage.partition(":")[0])
         if self._terminal:
             print(f"\r\033[K{text[:100]}", end="", file=sys.stderr, flush=True)
             self._shown = text
-        elif text.partition(":")[0] != self._shown.partition(":")[0] or now - self._at > _QUIET_SECONDS:
-            if text != self._shown:
-                print(text, file=sys.stderr, flush=True)
-            self._shown, self._at = text, now
+        elif text != self._shown and (kind != self._kind or now - self._at > _REPEAT_SECONDS):
+            print(text, file=sys.stderr, flush=True)
+            self._shown, self._kind, self._at = text, kind, now
 
     def end(self) -> None:
         """Clear the line."""
@@ -40,16 +43,32 @@ class Line:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
-def watch(job: Watched, words: Callable[[], str]) -> int:
-    """Start it and stay to its end; `words` says how far it is. Returns 0, or INTERRUPTED after Ctrl-C."""
+def _text(progress: Progress) -> str:
+    """The progress in words, with the share that is done, since a terminal has no bar."""
+    share = "" if progress.total_bytes or not progress.fraction else f" ({progress.fraction:.0%})"
+    return progress.stage + share + progress.details
+
+
+@contextlib.contextmanager
+def reporting() -> Iterator[Job]:
+    """A job for work in this thread; its progress is shown on stderr."""
+    line = Line()
+    try:
+        yield Job(line.show)
+    finally:
+        line.end()
+
+
+def watch(job: Watched) -> int:
+    """Start a job and show its progress until it ends. Returns 0, or INTERRUPTED after Ctrl-C."""
     line, code = Line(), 0
     job.start(watched=False)
     while job.alive:
         try:
-            line.show(words())
+            line.show(job.progress)
             job.join(0.2)
         except KeyboardInterrupt:
-            if code:  # pressed again: do not wait for the step that is under way
+            if code:  # pressed again: do not wait for the current step
                 raise
             job.stop()
             code = INTERRUPTED
@@ -59,8 +78,8 @@ def watch(job: Watched, words: Callable[[], str]) -> int:
 
 
 def finish(worker: Worker) -> int:
-    """`watch` for a Worker, which tells its own stages. Raises SpecVizError with its sentence if it failed."""
-    code = watch(worker, lambda: f"{worker.stage or 'Starting'} ({worker.fraction:.0%})")
+    """`watch` for a Worker. Raises SpecVizError with its sentence if it failed."""
+    code = watch(worker)
     if worker.status == "failed":
         raise SpecVizError(worker.error or "It failed.")
     return code

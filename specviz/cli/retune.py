@@ -1,36 +1,47 @@
-"""The command `retune` of `python -m specviz`: retune the hybrid drafter on one's own prompts."""
+"""The command `retune`: train the hybrid drafter further on the prompts of a file, and compare before and after."""
 
 from __future__ import annotations
 
 import argparse
 import json
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
+from specviz.cli.options import Subparsers, add_json
 from specviz.cli.progress import finish
 from specviz.engine.prompts import lines_of
 
+if TYPE_CHECKING:
+    from specviz.training.retune import Judged
 
-def add_parsers(subparsers) -> None:
+
+def add_parsers(subparsers: Subparsers) -> None:
     """Add the command; the parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = subparsers.add_parser(
         "retune",
         help="retune the hybrid drafter on your own prompts",
         description=(
-            "The target answers your prompts, the drafter learns from three quarters of the answers and is judged on "
-            "the rest, before and after. The new drafter is a folder, which `run --drafter FOLDER` takes."
+            "The target answers your prompts, the drafter is trained on three quarters of the answers and measured on "
+            "the rest, before and after. The new drafter is a folder for `run --drafter FOLDER`."
         ),
     )
     parser.add_argument("prompts", metavar="FILE", help="a text file, one prompt a line")
-    parser.add_argument("--name", default="retuned", metavar="NAME", help="of the new drafter (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=120.0, metavar="S", help="of training (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=5, metavar="K", help="it is judged at (default: %(default)s)")
+    parser.add_argument(
+        "--name", default="retuned", metavar="NAME", help="name of the new drafter (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, metavar="S", help="seconds of training (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--k", type=int, default=5, metavar="K", help="draft tokens per round in the comparison (default: %(default)s)"
+    )
     parser.add_argument("--answer-tokens", type=int, default=96, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     parser.set_defaults(handler=retune_command)
 
 
 def retune_command(arguments: argparse.Namespace) -> int:
-    """Retune, telling each stage on stderr; print what came out."""
+    """Retune and print the comparison on held-out prompts."""
     from specviz.training.retune import Retune, RetuneOrder
 
     job = Retune(
@@ -68,7 +79,7 @@ def retune_command(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _judged(side) -> dict:
+def _judged(side: Judged) -> dict:
     return {"live": side.live.as_json(), "overlap": side.overlap, "old_overlap": side.old_overlap}
 
 

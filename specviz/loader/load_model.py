@@ -5,7 +5,6 @@ Knows nothing of drafting; the attention implementation is left to the engine th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from specviz.loader import end_tokens, llama, model_folder
 from specviz.loader.causal_module import CausalModule
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.config_and_tokenizer import LOADING, _line, load_config, load_tokenizer, transformers
-from specviz.loader.fetch import Progress, fetch, fetch_small
+from specviz.loader.fetch import fetch, fetch_small
 from specviz.loader.finite_weights import check_weights, stored_tensor
 from specviz.loader.pairs import Pair, Source, find_pair
 from specviz.loader.precision import _DTYPES, resolve_precision
 from specviz.loader.space import check_memory
+from specviz.worker import Job
 
 
 @dataclass(frozen=True)
@@ -41,31 +41,27 @@ def load_target(
     pair: Pair | str = "smollm2-135m",
     device: str = "auto",
     precision: str = "auto",
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> Loaded:
     """A pair's target, fetched if it is not here yet. Raises SpecVizError (FetchError, MemoryBudgetError, ...)."""
     pair = find_pair(pair) if isinstance(pair, str) else pair
-    return load_source(pair.target, device, precision, progress, stop)
+    return load_source(pair.target, device, precision, job)
 
 
 def load_draft(
     pair: Pair | str,
     device: str = "auto",
     precision: str = "auto",
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> Loaded:
     """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair brings none."""
     pair = find_pair(pair) if isinstance(pair, str) else pair
     if pair.draft is None:
         raise PairError(f"{pair.title} brings no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
-    return load_source(pair.draft, device, precision, progress, stop)
+    return load_source(pair.draft, device, precision, job)
 
 
-def check(
-    pair: Pair | str, progress: Callable[[Progress], None] | None = None, stop: Callable[[], bool] | None = None
-) -> VocabularyMatch | None:
+def check(pair: Pair | str, job: Job | None = None) -> VocabularyMatch | None:
     """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if it brings no drafter.
 
     Of Hub models only these small files are downloaded. Raises PairError if the two do not fit.
@@ -73,20 +69,19 @@ def check(
     pair = find_pair(pair) if isinstance(pair, str) else pair
     if pair.draft is None:
         return None
-    return check_pair(fetch_small(pair.target, progress, stop), fetch_small(pair.draft, progress, stop))
+    return check_pair(fetch_small(pair.target, job), fetch_small(pair.draft, job))
 
 
 def load_source(
     source: Source,
     device: str = "auto",
     precision: str = "auto",
-    progress: Callable[[Progress], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> Loaded:
     """One model from wherever it comes."""
     device = resolve_device(device)
     precision = resolve_precision(precision, device, source)
-    folder = fetch(source, progress, stop)
+    folder = fetch(source, job)
     module, its_tokenizer = load_module(folder, device, precision), load_tokenizer(folder)
     end_tokens.set_end_tokens(module, its_tokenizer)
     return Loaded(module, its_tokenizer, folder, device, precision)

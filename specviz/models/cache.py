@@ -185,7 +185,7 @@ class RaggedCache:
         return self.stored(0)[0].shape[2]
 
     def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values [slots, kv_heads, capacity, head_dim] of a layer. Raises ValueError if it was never written."""
+        """Keys and values [slots, kv_heads, capacity, head_dim] of a layer. Raises ValueError if it is unwritten."""
         keys, values = self.keys[layer], self.values[layer]
         if keys is None or values is None:
             raise ValueError(f"layer {layer} of the cache has not been written yet")

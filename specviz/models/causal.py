@@ -90,7 +90,7 @@ class CausalModel:
     def __init__(
         self, module: CausalModule, quantize: bool = False, int4: bool = False, fused: FusedLlama | None = None
     ):
-        """quantize: the matrices of a float32 model may be stored in fewer bits where that is faster. For drafters only:
+        """quantize: matrices of a float32 model may be stored in fewer bits where that is faster. For drafters only:
         their q is computed with the quantized weights, so output stays lossless. int4: the layers' matrices keep the 4
         bits in which they were published; raises SettingsError if they were not. fused: its fused forward, if there is
         one already."""

@@ -7,18 +7,18 @@ text that such a model would write is noise; it must never be shown as output.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
 from specviz.format import gigabytes
-from specviz.hardware.ceilings import Stopped
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader.config_and_tokenizer import LOADING, transformers
 from specviz.loader.space import WEIGHT_BYTES
 from specviz.models.causal import CausalModel
+from specviz.worker import Job
 
 _BLOCK = 2**20
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -51,11 +51,10 @@ def build(
     device: str,
     precision: str,
     name: str,
-    progress: Callable[[float, str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> CausalModel:
     """A CausalModel of that config filled with noise. Raises as `check` does, and Stopped."""
-    made = module(config, device, precision, name, progress, stop)
+    made = module(config, device, precision, name, job)
     with _in_words(name, device):
         return CausalModel(made)
 
@@ -65,13 +64,12 @@ def module(
     device: str,
     precision: str,
     name: str,
-    progress: Callable[[float, str], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> torch.nn.Module:
     """transformers' module of that config filled with noise. Raises as `build` does."""
     shape = check(config, device, precision, name)
-    tell, halt = progress or (lambda fraction, sentence: None), stop or (lambda: False)
-    tell(0.0, f"Making {name} with random weights")
+    job = job or Job()
+    job.report(f"Making {name} with random weights", 0.0)
     package = transformers()
     from transformers.initialization import no_init_weights
 
@@ -83,8 +81,7 @@ def module(
         known = package.AutoConfig.for_model(plain.pop("model_type"), **plain)
         with LOADING, torch.device(device), no_init_weights():
             made = package.AutoModelForCausalLM.from_config(known, dtype=dtype)
-        words = f"Filling {gigabytes(shape.stored_bytes)} with noise"
-        _fill(made, dtype, device, lambda done: tell(done, words), halt)
+        _fill(made, dtype, device, job.part(0.0, 1.0, f"Filling {gigabytes(shape.stored_bytes)} with noise"))
         return made
 
 
@@ -103,9 +100,7 @@ def _in_words(name: str, device: str) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _fill(
-    module: torch.nn.Module, dtype: torch.dtype, device: str, tell: Callable[[float], None], halt: Callable[[], bool]
-) -> None:
+def _fill(module: torch.nn.Module, dtype: torch.dtype, device: str, job: Job) -> None:
     """Noise of a usual size into every matrix, ones into gains, zeros into biases. One block of noise is copied over
     and over: drawing billions of numbers would take minutes, and the time of a product does not depend on them."""
     generator = torch.Generator().manual_seed(0)
@@ -118,10 +113,9 @@ def _fill(
             continue
         flat = parameter.view(-1)
         for start in range(0, flat.numel(), 64 * _BLOCK):
-            if halt():
-                raise Stopped("Stopped: the random weights were let go.")
+            job.check()
             for at in range(start, min(flat.numel(), start + 64 * _BLOCK), _BLOCK):
                 part = flat[at : at + _BLOCK]
                 part.copy_(noise[: part.numel()])
-            tell(min(1.0, (done + start) / total))
+            job.report("", (done + start) / total)
         done += parameter.numel()

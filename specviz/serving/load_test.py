@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from specviz import worker
 from specviz.drafters.names import check_drafter
 from specviz.engine.prompts import encode, presets_for
 from specviz.errors import MemoryBudgetError, SettingsError
@@ -112,26 +113,18 @@ class LoadRun(Worker):
         from specviz.engine.run import STORE, make_drafter
 
         store, order = self._store or STORE, self.order
-        self.tell("Opening the pair", 0.0)
-        target = store.open(
-            self.pair.target, order.device, order.precision, lambda p: self.tell(p.stage), self.stopping
-        )
+        self.report("Opening the pair", 0.0)
+        target = store.open(self.pair.target, order.device, order.precision, self.part(0.0, 0.0))
         self.device = target.device
 
         def fresh():
-            return make_drafter(order.drafter, self.pair, target, order.settings, store, stop=self.stopping)
+            return make_drafter(order.drafter, self.pair, target, order.settings, store, self.part(0.0, 0.0))
 
         key = step_table.key(target, order.pair, order.drafter, order.settings)
         self.table = step_table.cached(key)
         if self.table is None:
-            self.table = step_table.measure(
-                target,
-                fresh,
-                order.settings,
-                key,
-                stop=self.stopping,
-                progress=lambda words, f: self.tell(f"Measuring the step table, once: {words.lower()}", 0.1 * f),
-            )
+            part = self.part(0.0, 0.1, "Measuring the step table, once")
+            self.table = step_table.measure(target, fresh, order.settings, key, job=part)
         prompts = _prompts(target.tokenizer, order, self.pair.name)
         drafter = fresh()
         limits = _limits(target, prompts, order, drafter.max_k)
@@ -141,10 +134,10 @@ class LoadRun(Worker):
                 continue
             if self.stopping():
                 return
-            self.tell(f"Serving with {name}", 0.1 + 0.9 * i / len(plan))
+            self.report(f"Serving with {name}", 0.1 + 0.9 * i / len(plan))
             self._serve(target, fresh(), name, seed, prompts, limits)
         self.live = None
-        self.tell("", 1.0)
+        self.report("", 1.0)
 
     def _serve(self, target, drafter, name: str, seed: int, prompts, limits: Limits) -> None:
         order = self.order
@@ -162,7 +155,7 @@ class LoadRun(Worker):
         ]
         server = Server(engine, policy, limits, WallClock())
         self.live, self.live_policy = server, name
-        serve(server, jobs, cancels=cancels, until=4 * order.seconds, stop=self.stopping)
+        serve(server, jobs, cancels=cancels, until=4 * order.seconds, watch=self)
         if self.stopping():
             return  # a load that was cut short is no figure
         summary = replace(summarise(server, order.rate), policy=policy.name, **self._against_alone(target, server))
@@ -182,7 +175,7 @@ class LoadRun(Worker):
         for record in spoken:
             prompt = record.job.prompt
             if prompt not in self._alone:
-                self.tell("Decoding each prompt alone, for comparison")
+                self.report("Decoding each prompt alone, for comparison")
                 settings = replace(self.order.settings, k=0, max_new_tokens=self.order.lengths[1])
                 self._alone[prompt] = [
                     t for r in decode(target.model, None, [prompt], settings, record=False) for t in r.rows[0].emitted
@@ -238,7 +231,7 @@ def simulate(
     chances: Chances,
     limits: Limits,
     prompt: int = 200,
-    stop=None,
+    watch: worker.Job | None = None,
     until: float | None = None,
 ) -> list[Outcome]:
     """The same loads and the same server without a model: time is `costs`, luck is `chances`."""
@@ -249,7 +242,7 @@ def simulate(
             max_k = min(order.max_k, len(chances.conditional))
             policy = _policy(name, costs, order.k, max_k, chances.confident, False)
             server = serve(
-                Server(SimulatedEngine(chances), policy, limits, TableClock(costs)), jobs, stop=stop, until=until
+                Server(SimulatedEngine(chances), policy, limits, TableClock(costs)), jobs, watch=watch, until=until
             )
             found.append(
                 Outcome(
@@ -284,17 +277,17 @@ class Simulation(Worker):
     def work(self) -> None:
         plan = [(rate, name) for rate in self.rates for name in self.order.policies]
         for i, (rate, name) in enumerate(plan):
-            self.tell(f"Simulating {name} at {rate:g} requests/s", i / len(plan))
+            self.report(f"Simulating {name} at {rate:g} requests/s", i / len(plan))
             found = simulate(
                 replace(self.order, rate=rate, policies=(name,)),
                 self.costs,
                 self.chances,
                 self.limits,
                 self.prompt,
-                self.stopping,
+                self,
                 until=3 * self.order.seconds,
             )
             if self.stopping():
                 return
             self.outcomes += found
-        self.tell("", 1.0)
+        self.report("", 1.0)

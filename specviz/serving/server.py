@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from specviz import worker
 from specviz.engine.sequence import Row
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.serving.policies import Policy
@@ -495,10 +496,10 @@ def serve(
     *,
     cancels: Iterable[tuple[float, int]] = (),
     until: float | None = None,
-    stop: Callable[[], bool] | None = None,
+    watch: worker.Job | None = None,
     tell: Callable[[Server], None] | None = None,
 ) -> Server:
-    """Submit each job at its arrival and go on until all have ended, `until` seconds are over, or `stop` says so.
+    """Submit each job at its arrival and go on until all have ended, `until` seconds are over, or `watch` is stopped.
 
     cancels: (when, request). Requests that have not ended by `until` are cancelled.
     """
@@ -509,7 +510,7 @@ def serve(
     )
     clock = server.clock
     while events or server.busy:
-        if (stop is not None and stop()) or (until is not None and clock.now() >= until):
+        if (watch is not None and watch.stopping()) or (until is not None and clock.now() >= until):
             break
         while events and events[0][0] <= clock.now():
             _, kind, what = events.popleft()

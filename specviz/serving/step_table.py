@@ -16,6 +16,7 @@ from functools import lru_cache
 from specviz.hardware.costs import ModelShape, breakdown
 from specviz.serving.scheduling import RoundCosts, StepCosts
 from specviz.trace.records import Ceilings, Settings
+from specviz.worker import Job
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
 """Token counts that are measured."""
@@ -97,13 +98,12 @@ def round_seconds(
     lengths: Sequence[int],
     context: int,
     repeats: int,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> list[float]:
     """Seconds of verify and judging of rounds with lengths[r] tokens (anchor and drafts) of each row, one warm-up
     round before them. The rows' texts are random."""
     from specviz.engine.loop import play_round
     from specviz.engine.sequence import Row
-    from specviz.hardware.ceilings import Stopped
     from specviz.hardware.machine import clock
 
     model, chance = target.model, random.Random(1)
@@ -120,8 +120,8 @@ def round_seconds(
         model.forward(cache, [row.id for row in rows], [row.prompt[:-1] for row in rows], logits=False)
     spent = []
     for _ in range(repeats + 1):
-        if stop is not None and stop():
-            raise Stopped("The measurement was stopped.")
+        if job is not None:
+            job.check()
         played = play_round(
             model, drafter, cache, rows, [n - 1 for n in lengths], settings, frozenset(), timer, record=False
         )
@@ -138,38 +138,37 @@ def measure(
     repeats: int = 3,
     counts: Sequence[int] = COUNTS,
     draft_rows: Sequence[int] = DRAFT_ROWS,
-    progress: Callable[[str, float], None] | None = None,
-    stop: Callable[[], bool] | None = None,
+    job: Job | None = None,
 ) -> StepTable:
     """Measure target and drafter of an opened pair and keep the table under `key`. make(): a fresh drafter.
 
-    Raises Stopped if `stop` says so.
+    Raises Stopped.
     """
     from specviz.hardware import facts
 
-    tell = progress or (lambda words, fraction: None)
+    job = job or Job()
     most = target.model.max_positions or 2**30
     context = max(0, min(context, most // 2))
     # there and back, so that a slow minute does not make one width dearer than its neighbours
     spent: dict[int, list[float]] = {tokens: [] for tokens in counts}
     visits = [*counts, *reversed(counts)]
     for i, tokens in enumerate(visits):
-        tell(f"Timing rounds of {tokens} tokens", i / (len(visits) + len(draft_rows)))
-        spent[tokens] += round_seconds(target, settings, layout(tokens), context, repeats, stop)
+        job.report(f"Timing rounds of {tokens} tokens", i / (len(visits) + len(draft_rows)))
+        spent[tokens] += round_seconds(target, settings, layout(tokens), context, repeats, job)
     seconds = [statistics.median(spent[tokens]) for tokens in counts]
     drafter = make()
     draft_tokens, draft_seconds, more_seconds, lookup = [], [], [], 0.0
     for i, rows in enumerate(draft_rows):
-        tell(f"Timing drafts of {rows} rows", (len(visits) + i) / (len(visits) + len(draft_rows)))
+        job.report(f"Timing drafts of {rows} rows", (len(visits) + i) / (len(visits) + len(draft_rows)))
         k = min(16, drafter.max_k) if drafter.parallel else 1
-        took, forwarded = _draft_seconds(target, make(), rows, k, context, repeats, stop)
+        took, forwarded = _draft_seconds(target, make(), rows, k, context, repeats, job)
         if not forwarded:
             lookup = took
             break
         draft_tokens.append(rows if not drafter.parallel else forwarded)
         draft_seconds.append(took)
         if not drafter.parallel and (most := min(_MANY, drafter.max_k)) > 1:
-            many, _ = _draft_seconds(target, make(), rows, most, context, repeats, stop)
+            many, _ = _draft_seconds(target, make(), rows, most, context, repeats, job)
             more_seconds.append(max(1e-6, (many - took) / (most - 1)))
     table = StepTable(
         tuple(counts),
@@ -183,18 +182,17 @@ def measure(
         datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
     facts.write("steptable", key, asdict(table))
-    tell("Measured", 1.0)
+    job.report("Measured", 1.0)
     return table
 
 
 def _draft_seconds(
-    target, drafter, rows: int, k: int, context: int, repeats: int, stop: Callable[[], bool] | None
+    target, drafter, rows: int, k: int, context: int, repeats: int, job: Job | None
 ) -> tuple[float, int]:
     """Seconds in which the drafter proposes k tokens for each of so many rows, and the tokens that it forwards."""
     import torch
 
     from specviz.drafters.base import Request
-    from specviz.hardware.ceilings import Stopped
     from specviz.hardware.machine import clock
 
     model, chance = target.model, random.Random(2)
@@ -208,8 +206,8 @@ def _draft_seconds(
         anchors.append(prompt[-1])
     spent, forwarded = [], 0
     for _ in range(repeats + 1):
-        if stop is not None and stop():
-            raise Stopped("The measurement was stopped.")
+        if job is not None:
+            job.check()
         timer.reset()
         with timer.section("draft"):
             proposal = drafter.propose([Request(row, anchors[row], k, (0.5,) * k) for row in range(rows)])

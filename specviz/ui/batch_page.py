@@ -1,8 +1,6 @@
-"""The Batch page: the measured map that fills in, a modelled one beside it, and whatever cell is chosen."""
+"""The Batch page: the measured map of speedups, a modelled one beside it, and the details of a chosen cell."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import streamlit as st
 
@@ -13,19 +11,18 @@ from specviz.engine.prompts import preset, presets_for
 from specviz.hardware import catalogue, shapes
 from specviz.loader.pairs import EMBEDDED, find_pair, names
 from specviz.trace.records import MAX_K, Settings
-from specviz.ui import stage, task
+from specviz.ui import modelled_device, stage, task
+from specviz.ui.address import BOUND
 from specviz.ui.chart import chart
 from specviz.views.figures import roofline_chart, speedup_map
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (0, 128, 512, 1024, 2048, 4096)
 POLL_SECONDS = 0.7
-BOUND = {"bind": "query-params"}
-_WIDTH = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 
 
 def controls() -> SweepOrder:
-    """What to measure; every control is in the address. Raises SpecVizError."""
+    """What to measure; every control but the batches is in the address. Raises SpecVizError."""
     first, second, third = st.columns(3)
     pair = find_pair(
         first.selectbox(
@@ -52,51 +49,57 @@ def controls() -> SweepOrder:
         key="map-context",
         **BOUND,
         format_func=lambda n: f"{n:,}" if n else "the prompt",
-        help="The prompt is brought to this length by text before it: long caches move the line",
+        help="Text before the prompt brings it to this length: long caches move the break-even batch",
     )
     with st.expander("More: temperature, rounds per cell"):
-        first, second = st.columns(2)
-        temperature = first.slider(
-            "Temperature",
-            0.0,
-            2.0,
-            0.0,
-            0.05,
-            key="map-temperature",
-            **BOUND,
-            help="At 0 all rows say the same, as they share the prompt",
-        )
-        rounds = second.slider(
-            "Rounds per cell",
-            4,
-            40,
-            10,
-            key="map-rounds",
-            **BOUND,
-            help="More rounds, steadier figures; the first of each cell does not count",
-        )
+        temperature, rounds = _more()
     return SweepOrder(
-        pair.name,
-        drafter,
-        preset(name).text,
-        tuple(range(low, high + 1)),
-        tuple(batches or (1,)),
-        (context,),
-        Settings(temperature=temperature),
-        rounds,
+        pair=pair.name,
+        drafter=drafter,
+        text=preset(name).text,
+        ks=tuple(range(low, high + 1)),
+        batches=tuple(batches or (1,)),
+        contexts=(context,),
+        settings=Settings(temperature=temperature),
+        rounds=rounds,
     )
+
+
+def _more() -> tuple[float, int]:
+    """Temperature, and rounds per cell."""
+    first, second = st.columns(2)
+    temperature = first.slider(
+        "Temperature",
+        0.0,
+        2.0,
+        0.0,
+        0.05,
+        key="map-temperature",
+        **BOUND,
+        help="At 0 all rows have the same text, as they share the prompt",
+    )
+    rounds = second.slider(
+        "Rounds per cell",
+        4,
+        40,
+        10,
+        key="map-rounds",
+        **BOUND,
+        help="More rounds give steadier figures; the first of each cell is not counted",
+    )
+    return temperature, rounds
 
 
 # ---------------------------------------------------------------------------------------- measuring
 
 
-def _sweeps() -> dict:
-    """The session's sweeps by what they measure; cells survive a change of K, batches or context."""
+def _sweeps() -> dict[tuple, Sweep]:
+    """The session's sweeps by pair, drafter, prompt and sampling; cells are kept when K, batches or context change."""
     return st.session_state.setdefault("sweeps", {})
 
 
 def current(order: SweepOrder) -> Sweep:
-    """The sweep of the same pair, drafter, prompt and sampling, with its order brought up to date."""
+    """The sweep of the same pair, drafter, prompt and sampling, with its order updated."""
     key = (order.pair, order.drafter, order.text, order.settings, order.rounds)
     sweep = _sweeps().get(key)
     if sweep is None:
@@ -107,7 +110,7 @@ def current(order: SweepOrder) -> Sweep:
 
 
 def buttons(sweep: Sweep) -> None:
-    """Measure, Stop, Resume. Outside every fragment, so that a click interrupts."""
+    """The Measure, Stop and Resume buttons. Outside every fragment, so that a click interrupts the script."""
     others = [s for s in _sweeps().values() if s is not sweep and s.alive]
     with st.container(horizontal=True, vertical_alignment="center"):
         missing, total = len(sweep.missing), len(sweep.order.keys)
@@ -139,7 +142,7 @@ def measured_map(sweep: Sweep) -> None:
     """The map, polled while it fills."""
     task.follow(
         sweep,
-        "Stopped: the cells so far are kept, and Resume goes on with the rest.",
+        "Stopped: the finished cells are kept. Resume measures the rest.",
         lambda: _map(sweep),
         POLL_SECONDS,
     )
@@ -168,7 +171,7 @@ def _map(sweep: Sweep) -> None:
 
 
 def take_click() -> None:
-    """A cell that was clicked on either map becomes the chosen one. Before the sliders are drawn."""
+    """Choose the cell that was clicked on the measured map. Called before the sliders are drawn."""
     if picked := st.session_state.pop("map-picked", None):
         k, _, batch = str(picked).partition("|")
         st.session_state["map-k"], st.session_state["map-batch"] = int(k), int(batch)
@@ -180,7 +183,7 @@ def chosen() -> tuple[int, int]:
 
 
 def choose() -> tuple[int, int]:
-    """The sliders of the chosen cell: the keyboard's way to what a click does."""
+    """The sliders of the chosen cell, which choose it by keyboard as a click does."""
     first, second = st.columns(2)
     k = first.slider("K", 0, MAX_K, 4, key="map-k", help="Or click a cell")
     batch = second.select_slider("Batch", BATCHES, 1, key="map-batch")
@@ -188,7 +191,7 @@ def choose() -> tuple[int, int]:
 
 
 def cell(sweep: Sweep, k: int, batch: int) -> None:
-    """Everything about one cell: speed, acceptance, roofline, ledger, and the way to its run."""
+    """One cell: speed, acceptance, its run in the player, roofline and ledger."""
     st.subheader(f"K = {k}, batch {batch}")
     found = sweep.cells.get((k, batch, sweep.order.contexts[0]))
     if found is None:
@@ -201,17 +204,37 @@ def cell(sweep: Sweep, k: int, batch: int) -> None:
     if found.note:
         st.warning(found.note)
         return
+    _verdict(sweep, batch)
+    _figures(found)
+    _play(sweep, found)
+    left, right = st.columns(2, gap="large")
+    with left:
+        if sweep.ceilings is not None and (points := found.points(sweep.ceilings)):
+            data = roofline_chart.table(
+                points, sweep.ceilings, [f"K = {k}" if p.kind == "verify" and k else "" for p in points]
+            )
+            chart(roofline_chart.figure(data, sweep.ceilings, "this machine"), data, "cell-roofline", key="map-roof")
+    with right:
+        data = speedup_map.ledger_table(found)
+        chart(speedup_map.ledger_figure(data, found), data, "cell-ledger", key="map-ledger")
+
+
+def _verdict(sweep: Sweep, batch: int) -> None:
+    """The best K of this batch, or the advice not to speculate."""
     best = best_k(_shown(sweep), batch)
-    if best is None and any(c.k and c.batch == batch and c.speedup is not None for c in _shown(sweep)):
-        st.warning(
-            f"**Do not speculate here:** at batch {batch} no measured K is faster than plain decoding.",
-            icon=":material/block:",
-        )
-    elif best is not None:
+    if best is not None:
         st.success(
             f"**Best K for batch {batch}: {best.k}**, {format.number(best.speedup)} times plain decoding.",
             icon=":material/star:",
         )
+    elif any(c.k and c.batch == batch and c.speedup is not None for c in _shown(sweep)):
+        st.warning(
+            f"**Do not speculate here:** at batch {batch} no measured K is faster than plain decoding.",
+            icon=":material/block:",
+        )
+
+
+def _figures(found: Cell) -> None:
     one, two, three, four = st.columns(4)
     one.metric(
         "Speed-up (measured)",
@@ -227,15 +250,20 @@ def cell(sweep: Sweep, k: int, batch: int) -> None:
     )
     three.metric("Drafts accepted", format.percent(found.acceptance_rate), help="Accepted of proposed, no bonus token")
     four.metric("Tokens per pass and row", format.number(found.mean_acceptance_length), help="Bonus token included")
+
+
+def _play(sweep: Sweep, found: Cell) -> None:
+    """Decode the cell's rows again, in the player."""
     if st.button(
         "Play this run",
         icon=":material/play_arrow:",
         key="map-play",
         disabled=sweep.alive,
-        help="Decodes the same rows again, with every step to be seen",
+        help="Decodes the same rows again and shows every step",
     ):
         stage.start(sweep.run_order(found))
-        st.session_state["map-played"] = stage.current().id
+        if (started := stage.current()) is not None:
+            st.session_state["map-played"] = started.id
         st.rerun()
     run = stage.current()
     if run is not None and run.id == st.session_state.get("map-played"):
@@ -244,20 +272,10 @@ def cell(sweep: Sweep, k: int, batch: int) -> None:
             del st.session_state["map-played"]
             st.rerun()
         stage.show()
-    left, right = st.columns(2, gap="large")
-    with left:
-        if sweep.ceilings is not None and (points := found.points(sweep.ceilings)):
-            data = roofline_chart.table(
-                points, sweep.ceilings, [f"K = {k}" if p.kind == "verify" and k else "" for p in points]
-            )
-            chart(roofline_chart.figure(data, sweep.ceilings, "this machine"), data, "cell-roofline", key="map-roof")
-    with right:
-        data = speedup_map.ledger_table(found)
-        chart(speedup_map.ledger_figure(data, found), data, "cell-ledger", key="map-ledger")
 
 
 def settings(sweep: Sweep) -> None:
-    """Per batch the verdict, and what to write into vLLM and SGLang."""
+    """The best K of each batch, and the settings for vLLM and SGLang."""
     cells = _shown(sweep)
     data = speedup_map.verdicts(cells)
     if data.empty:
@@ -278,27 +296,24 @@ def settings(sweep: Sweep) -> None:
         for program, text in serving_settings(cells, sweep.order.drafter).items():
             st.markdown(f"**{program}**")
             st.code(text, language="bash", wrap_lines=True)
-        st.caption("K as measured here: another device has another line, so measure there, or take the modelled map.")
+        st.caption("K as measured here. Another device needs another K: measure there, or use the modelled map.")
 
 
 # ------------------------------------------------------------------------------------------- modelled
 
 
 def modelled_map(order: SweepOrder, sweep: Sweep) -> None:
-    """The same map for any device of the catalogue, by its roofs."""
+    """The same map for any device of the catalogue, with times from its roofline."""
     first, second = st.columns(2)
     device = first.selectbox("Device (modelled)", [d.name for d in catalogue.DEVICES], key="map-device", **BOUND)
     model = second.selectbox("Model", [s.name for s in shapes.SHAPES], 3, key="map-model", **BOUND)
-    entry = catalogue.device(device)
-    precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
+    entry, precision, shape = modelled_device.modelled(device, model)
     with st.popover("Drafter and survival", icon=":material/tune:"):
-        survival = st.slider("Chance that a draft survives", 0.0, 1.0, _survival(sweep), 0.05, key="map-survival")
-        share = st.slider("One draft pass, in target passes", 0.0, 0.5, 0.05, 0.01, key="map-share")
+        survival = st.slider(
+            "Probability that a draft is accepted", 0.0, 1.0, _survival(sweep), 0.05, key="map-survival"
+        )
+        share = st.slider("Time of a draft pass, in target passes", 0.0, 0.5, 0.05, 0.01, key="map-share")
         serial = st.toggle("Drafts one token at a time", key="map-serial", help="Otherwise all K in one pass")
-    width = _WIDTH[precision]
-    shape = replace(
-        shapes.shape(model), weight_bytes=width, cache_bytes=max(2.0, width), activation_bytes=max(2.0, width)
-    )
     context = order.contexts[0] or 128
     batches = sorted({*order.batches, 64, 128, 256})
     cells = modelled(shape, entry.ceilings(precision), order.ks, batches, context, survival, share, serial)
@@ -319,12 +334,12 @@ def modelled_map(order: SweepOrder, sweep: Sweep) -> None:
         )
     )
     st.caption(
-        f"Modelled in {precision}, context {context}: a pass takes what the slower roof allows, every draft "
-        f"survives with {survival:.2f}, roofs by {entry.source} ({entry.published}).{fits}"
+        f"Modelled in {precision}, context {context}: a pass takes the time of the slower roof, every draft is "
+        f"accepted with probability {survival:.2f}, roofs by {entry.source} ({entry.published}).{fits}"
     )
 
 
 def _survival(sweep: Sweep) -> float:
-    """What the measured cells with K = 1 say, rounded to the slider; 0.7 where there are none."""
+    """The acceptance rate of the measured cells with K = 1, rounded to the slider's step; 0.7 if there are none."""
     rates = [c.acceptance_rate for c in sweep.cells.values() if c.k == 1 and c.acceptance_rate is not None]
     return round(20 * sum(rates) / len(rates)) / 20 if rates else 0.7

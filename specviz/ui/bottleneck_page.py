@@ -1,9 +1,9 @@
-"""The first sections of the Bottleneck page: the ceilings, the roofline with its points, the busy strip.
-
-Each takes a Setup (what the controls say) and shows one thing.
-"""
+"""The first sections of the Bottleneck page: ceilings, the roofline with its points, busy and idle time."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import streamlit as st
@@ -14,19 +14,24 @@ from specviz.hardware import ceilings
 from specviz.hardware.costs import breakdown
 from specviz.hardware.roofline import modelled_seconds, point, round_points
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import MAX_K
-from specviz.ui import point_arithmetic, preparing, stage, task
+from specviz.trace.records import MAX_K, Ceilings
+from specviz.ui import point_arithmetic, stage, task
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 from specviz.ui.point_arithmetic import Entry
 from specviz.views.figures import busy_idle, roofline_chart
+from specviz.worker import Job
+
+if TYPE_CHECKING:
+    from specviz.hardware.costs import ModelShape
+    from specviz.models.causal import CausalModel
 
 LIVE_SECONDS = 2.0
-"""Between two drawings of the roofline while a run goes."""
+"""Between two drawings of the roofline while a run decodes."""
 
 
 def decoding() -> bool:
-    """True while a run of this session goes: measuring beside it would spoil both."""
+    """True while a run of this session decodes: measuring at the same time would disturb both."""
     run = stage.current()
     return run is not None and run.alive
 
@@ -50,11 +55,11 @@ def measure_ceilings(setup: Setup) -> None:
         if warning := ceilings.steady_warning(setup.roofs):
             st.warning(warning)
     else:
-        st.info(f"The roofs of this machine in {setup.precision} are not measured yet: it takes about 10 seconds.")
+        st.info(f"The ceilings of this machine in {setup.precision} are not measured yet. It takes about 10 seconds.")
     task.button(
         "ceilings",
         "Measure the ceilings" if setup.roofs is None else "Measure again",
-        lambda tell, stop: ceilings.measure(setup.torch_device, setup.precision, tell, stop),
+        lambda job: ceilings.measure(setup.torch_device, setup.precision, job=job),
         ":material/speed:",
         primary=setup.roofs is None,
         disabled=decoding(),
@@ -66,7 +71,7 @@ def measure_ceilings(setup: Setup) -> None:
 # ------------------------------------------------------------------------------------------ the roofline
 
 
-def roofline(setup: Setup) -> None:
+def roofline(setup: Setup, roofs: Ceilings) -> None:
     """The roofline with every step as a point, one of them opened, and the busy strip."""
     needed = setup.shape.stored_bytes + setup.batch * setup.context * setup.shape.cache_bytes_per_token
     if needed > setup.memory:
@@ -76,31 +81,31 @@ def roofline(setup: Setup) -> None:
             "figures are as if it did."
         )
     live = setup.here and decoding()
-    st.fragment(_roofline, run_every=LIVE_SECONDS if live else None)(setup, live)
+    st.fragment(_roofline, run_every=LIVE_SECONDS if live else None)(setup, roofs, live)
     if setup.here:
         task.button(
             "steps",
             "Time these steps here",
-            lambda tell, stop: _time_steps(setup, tell, stop),
+            lambda job: _time_steps(setup, job),
             ":material/timer:",
             disabled=decoding(),
             help=timing_help(setup),
         )
         if (kept := st.session_state.get("steps")) and kept[0] == (setup.name, setup.precision):
-            tell_spread([step for step, _ in kept[1]])
-    strip(setup)
+            warn_of_spread([step for step, _ in kept[1]])
+    strip(setup, roofs)
 
 
-def tell_spread(timed: list) -> None:
-    """A warning where the repetitions of timed steps differ so much that other work must have disturbed them."""
+def warn_of_spread(timed: Sequence[step_times.Step | step_times.WidthStep]) -> None:
+    """A warning where the repetitions of timed steps differ so much that other work disturbed them."""
     if warning := step_times.spread_warning(timed):
         st.warning(warning)
 
 
-def _roofline(setup: Setup, was_live: bool) -> None:
-    entries = modelled(setup) + measured(setup) + run_entries(setup)
+def _roofline(setup: Setup, roofs: Ceilings, was_live: bool) -> None:
+    entries = modelled(setup, roofs) + measured(setup, roofs) + run_entries(setup, roofs)
     run = stage.current()
-    if was_live:
+    if was_live and run is not None:
         run.poll()
         if not run.alive:
             st.rerun()
@@ -109,27 +114,27 @@ def _roofline(setup: Setup, was_live: bool) -> None:
     headline = headline if headline in names else _named("verify", setup.k, "modelled")
     data = roofline_chart.table(
         [e.point for e in entries],
-        setup.roofs,
+        roofs,
         [e.label for e in entries],
         [e.name for e in entries],
         [e.source for e in entries],
     )
-    figure = roofline_chart.figure(data, setup.roofs, setup.where, _before(setup, data), headline)
+    figure = roofline_chart.figure(data, roofs, setup.where, _before(setup, data), headline)
     chart(figure, data, "roofline", key="roofline", picks=point_arithmetic.PICKED, live=was_live)
     st.caption(
         f"{setup.name}, {setup.batch} row{'s' if setup.batch > 1 else ''}, {setup.context} tokens cached. "
-        "Open symbols are modelled: the time that the slower roof allows. Filled ones are measured here; a dot "
-        "inside marks the run of the Decode page; faint is the setting before this. The axes stand still while "
-        "sliders move; the vertical one changes with the device, as throughputs differ by a factor of 10,000."
+        "Open symbols are modelled: the time that the slower roof allows. Filled ones are measured here. A dot "
+        "inside marks the run of the Decode page. Faint symbols show the setting before this. The axes stay the same "
+        "while sliders move; the vertical one changes with the device, as throughputs differ by a factor of 10,000."
     )
-    point_arithmetic.show(entries, setup.roofs, headline)
+    point_arithmetic.show(entries, roofs, headline)
 
 
 def _named(kind: str, k: int, source: str) -> str:
     return f"{kind}{f', K = {k}' if kind == 'verify' else ''} ({source})"
 
 
-def modelled(setup: Setup) -> list[Entry]:
+def modelled(setup: Setup, roofs: Ceilings) -> list[Entry]:
     """Plain, verify at each K, draft and prefill as the roofs allow them."""
     found = []
     for kind, k, shape, new, logits in [
@@ -142,13 +147,13 @@ def modelled(setup: Setup) -> list[Entry]:
             continue
         contexts = [0 if kind == "prefill" else setup.context] * setup.batch
         parts = breakdown(shape, [new] * setup.batch, contexts, logits * setup.batch)
-        spot = point(kind, parts.cost, modelled_seconds(parts.cost, setup.roofs), setup.roofs)
+        spot = point(kind, parts.cost, modelled_seconds(parts.cost, roofs), roofs)
         label = f"K = {k}" if k in (setup.k, MAX_K) else kind if kind in ("plain", "prefill") else ""
         found.append(Entry(_named(kind, k, "modelled"), spot, "modelled", label, parts))
     return found
 
 
-def measured(setup: Setup) -> list[Entry]:
+def measured(setup: Setup, roofs: Ceilings) -> list[Entry]:
     """What was timed here for this model in this precision, if anything was."""
     kept = st.session_state.get("steps")
     if not setup.here or kept is None or kept[0] != (setup.name, setup.precision):
@@ -163,18 +168,18 @@ def measured(setup: Setup) -> list[Entry]:
             0 if step.kind == "prefill" else step.batch * new,
         )
         label = f"K = {step.k}" if step.kind == "verify" and step.k == setup.k else ""
-        found.append(Entry(_named(step.kind, step.k, "measured"), step.point(setup.roofs), "measured", label, parts))
+        found.append(Entry(_named(step.kind, step.k, "measured"), step.point(roofs), "measured", label, parts))
     return found
 
 
-def run_entries(setup: Setup) -> list[Entry]:
+def run_entries(setup: Setup, roofs: Ceilings) -> list[Entry]:
     """The latest round of the session's run, if it ran in this precision on this machine."""
     run = stage.current()
     if not setup.here or run is None or not run.rounds or run.machine is None:
         return []
     if (run.machine.device, run.machine.precision) != (setup.torch_device, setup.precision):
         return []
-    points = round_points(run.rounds[-1], run.baseline, setup.roofs)
+    points = round_points(run.rounds[-1], run.baseline, roofs)
     return [
         Entry(f"{kind} (round {len(run.rounds)} of the last run)", p, "run", "run" if kind == "verify" else "")
         for kind, p in points.items()
@@ -198,17 +203,15 @@ def timing_help(setup: Setup) -> str:
     return (
         "Times the embedded weights"
         if setup.embedded
-        else "Times a model of this shape with random weights: the time of a pass does not depend on what they say"
+        else "Times a model of this shape with random weights: the time of a pass does not depend on their values"
     )
 
 
-def _time_steps(setup: Setup, tell, stop) -> tuple:
-    """Time plain, verify at each K up to 8 and the chosen one, prefill and draft; with the shape of each model."""
-    model, draft = models(setup, tell, stop)
+def _time_steps(setup: Setup, job: Job) -> tuple[tuple[str, str], list[tuple[step_times.Step, ModelShape]]]:
+    """Time plain, verify (K up to 8 and the chosen one), prefill and draft steps; each with the shape of its model."""
+    model, draft = models(setup, job)
     ks = sorted({*range(1, 9), setup.k})
-    found = step_times.measure(
-        model, ks, [setup.batch], setup.context, 3, stop=stop, progress=lambda f, words: tell(0.85 * f, words)
-    )
+    found = step_times.measure(model, ks, [setup.batch], setup.context, 3, job=job.part(0.0, 0.85))
     timed = [(step, model.shape) for step in found]
     if draft is not None:
         timed += [
@@ -221,42 +224,35 @@ def _time_steps(setup: Setup, tell, stop) -> tuple:
                 3,
                 kind="draft",
                 prefill=False,
-                stop=stop,
-                progress=lambda f, _: tell(0.85 + 0.15 * f, "Draft steps"),
+                job=job.part(0.85, 1.0, "Draft steps"),
             )
         ]
     return (setup.name, setup.precision), timed
 
 
-def models(setup: Setup, tell, stop) -> tuple:
-    """The model to time and one that drafts for it, its own first layers."""
+def models(setup: Setup, job: Job) -> tuple[CausalModel, CausalModel | None]:
+    """The model to time, and its first layers as its drafter."""
     from specviz.engine.run import STORE
     from specviz.models import random_weights
 
     if setup.embedded:
         pair = find_pair(EMBEDDED)
-        opened = STORE.open(
-            pair.target,
-            setup.torch_device,
-            setup.precision,
-            lambda p: tell(preparing.fraction(p), preparing.words(p)),
-            stop,
-        )
+        opened = STORE.open(pair.target, setup.torch_device, setup.precision, job)
         return opened.model, step_times.draft_model(pair, opened, STORE)
-    model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, tell, stop)
+    model = random_weights.build(setup.config, setup.torch_device, setup.precision, setup.name, job)
     return model, model.first(max(1, model.layers // 5)) if model.layers > 1 else None
 
 
-def strip(setup: Setup) -> None:
+def strip(setup: Setup, roofs: Ceilings) -> None:
     """Busy and idle, drawn to time: a plain step and the verify step, measured where they were timed."""
-    found = {e.name: e for e in measured(setup) + modelled(setup)}
+    found = {e.name: e for e in measured(setup, roofs) + modelled(setup, roofs)}
     source = "measured" if _named("verify", setup.k, "measured") in found else "modelled"
     pair = [found[_named(kind, k, source)].point for kind, k in (("plain", 0), ("verify", setup.k))]
     data = busy_idle.table(pair, ["plain step", f"verify of {setup.k + 1}"])
     chart(busy_idle.figure(data), data, "busy-idle", key="busy")
     st.caption(
-        "Measured on this machine; what neither lane explains is idle in both."
+        "Measured on this machine. Time that neither lane explains is idle in both."
         if source == "measured"
         else "Modelled: traffic and arithmetic overlap fully, so the lane that binds is full by assumption. Measured "
-        "steps also show what neither roof explains."
+        "steps also show time that neither roof explains."
     )

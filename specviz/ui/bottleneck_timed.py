@@ -1,4 +1,4 @@
-"""The timed sections of the Bottleneck page: 12 % and 58 %, passes by width, the predicted speed-up, and the ledger."""
+"""The timed sections of the Bottleneck page: 12 % and 58 % busy, passes by width, predicted speed-up, the ledger."""
 
 from __future__ import annotations
 
@@ -10,32 +10,34 @@ from specviz.bench import step_times
 from specviz.hardware import catalogue
 from specviz.hardware.roofline import batch_for_busy, modelled_seconds, plain_seconds, point, step_cost
 from specviz.trace.metrics import speed_up
-from specviz.trace.records import MAX_K
+from specviz.trace.records import MAX_K, Ceilings
 from specviz.ui import stage, task
-from specviz.ui.bottleneck_page import decoding, models, tell_spread, timing_help
+from specviz.ui.address import BOUND
+from specviz.ui.bottleneck_page import decoding, models, timing_help, warn_of_spread
 from specviz.ui.bottleneck_setup import Setup
 from specviz.ui.chart import chart
 from specviz.views.figures import busy_idle, run_charts
 from specviz.views.figures import pass_times as step_charts
+from specviz.worker import Job
 
 TARGET_BUSY, TARGET_K = 0.12, 4
 WIDTHS = range(1, 33)
 
 
-def briefing(setup: Setup) -> None:
+def briefing(setup: Setup, roofs: Ceilings) -> None:
     """The batch at which a plain step is 12 % busy, and the verify of 5 beside it: modelled, everywhere, measured."""
     st.subheader("12 % and 58 %")
-    pair = batch_for_busy(setup.shape, setup.roofs, TARGET_BUSY, TARGET_K, setup.context)
+    pair = batch_for_busy(setup.shape, roofs, TARGET_BUSY, TARGET_K, setup.context)
     if pair is None:
         cost = step_cost(setup.shape, 1, 0, setup.context)
-        first = point("plain", cost, modelled_seconds(cost, setup.roofs), setup.roofs)
+        first = point("plain", cost, modelled_seconds(cost, roofs), roofs)
         st.info(
             f"On these roofs no batch makes a plain step of {setup.name} about 12 % busy at a context of "
             f"{setup.context} (modelled): "
             + (
                 f"one row is {format.percent(first.busy_fraction)} busy already."
                 if first.busy_fraction > TARGET_BUSY
-                else "each row adds traffic of its own."
+                else "each row adds its own traffic."
             )
         )
     else:
@@ -51,16 +53,16 @@ def briefing(setup: Setup) -> None:
         "happens to be 12 % busy. At batch 1 on a large accelerator a plain step is under 1 % busy."
     )
     if setup.here:
-        _reproduction(setup)
+        _reproduction(setup, roofs)
     with st.expander("The same on every device of the catalogue (modelled on datasheet roofs)"):
         st.dataframe(everywhere(setup), hide_index=True, key="everywhere", width="stretch")
 
 
-def _reproduction(setup: Setup) -> None:
+def _reproduction(setup: Setup, roofs: Ceilings) -> None:
     task.button(
         "found-12",
         "Run it on this machine",
-        lambda tell, stop: _find_busy(setup, tell, stop),
+        lambda job: _find_busy(setup, roofs, job),
         ":material/play_arrow:",
         disabled=decoding(),
         help="Times plain and verify steps at growing batches until a plain step is 12 % busy",
@@ -69,8 +71,8 @@ def _reproduction(setup: Setup) -> None:
     if kept is None or kept[0] != (setup.name, setup.precision):
         return
     found = kept[1]
-    plain, verify = found.plain.point(setup.roofs), found.verify.point(setup.roofs)
-    tell_spread([found.plain, found.verify])
+    plain, verify = found.plain.point(roofs), found.verify.point(roofs)
+    warn_of_spread([found.plain, found.verify])
     rows = f"{found.plain.batch} row{'s' if found.plain.batch > 1 else ''}"
     st.markdown(
         f"**Measured** here: with **{rows}** a plain step is **{format.percent(plain.busy_fraction)}** busy "
@@ -86,10 +88,10 @@ def _reproduction(setup: Setup) -> None:
             st.warning(p.warning)
 
 
-def _find_busy(setup: Setup, tell, stop) -> tuple:
-    model, _ = models(setup, tell, stop)
+def _find_busy(setup: Setup, roofs: Ceilings, job: Job) -> tuple[tuple[str, str], step_times.BusySearch]:
+    model, _ = models(setup, job)
     return (setup.name, setup.precision), step_times.find_busy(
-        model, setup.roofs, TARGET_BUSY, TARGET_K, 128, repeats=3, progress=tell, stop=stop
+        model, roofs, TARGET_BUSY, TARGET_K, 128, repeats=3, job=job
     )
 
 
@@ -132,13 +134,13 @@ def everywhere(setup: Setup) -> pd.DataFrame:
 # ------------------------------------------------------------------------------------------ steps by width
 
 
-def timed(setup: Setup) -> None:
+def timed(setup: Setup, roofs: Ceilings) -> None:
     """Passes of 1 to 32 positions: measured against modelled, the error by width, and what explains it."""
     st.subheader("Modelled against measured, 1 to 32 positions")
     task.button(
         "widths",
         "Time passes of 1 to 32 positions",
-        lambda tell, stop: _time_widths(setup, tell, stop),
+        lambda job: _time_widths(setup, job),
         ":material/timer:",
         disabled=decoding(),
         help=timing_help(setup),
@@ -147,12 +149,12 @@ def timed(setup: Setup) -> None:
     if kept is None or kept[0] != (setup.name, setup.precision):
         st.caption(
             "One row; the tokens are random, since the time of a pass does not depend on them. Also timed: the "
-            "matrix products alone, and the same modules with next to nothing to compute."
+            "matrix products alone, and the same modules with tiny matrices."
         )
         return
     widths, draft = kept[1]
-    tell_spread(widths)
-    rows = [step_times.width_json(width, setup.roofs) for width in widths]
+    warn_of_spread(widths)
+    rows = [step_times.width_json(width, roofs) for width in widths]
     data = step_charts.widths_table(rows)
     left, right = st.columns(2, gap="large")
     with left:
@@ -189,23 +191,25 @@ def _ranges(numbers: list[int]) -> str:
     return ", ".join(str(r[0]) if len(r) == 1 else f"{r[0]} to {r[-1]}" for r in runs)
 
 
-def _time_widths(setup: Setup, tell, stop) -> tuple:
-    model, draft = models(setup, tell, stop)
-    widths = step_times.by_width(model, WIDTHS, 128, 3, lambda f, words: tell(0.9 * f, words), stop)
+def _time_widths(setup: Setup, job: Job) -> tuple[tuple[str, str], tuple[list[step_times.WidthStep], float]]:
+    model, draft = models(setup, job)
+    widths = step_times.by_width(model, WIDTHS, 128, 3, job.part(0.0, 0.9))
     seconds = 0.0
     if draft is not None:
-        seconds = step_times.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, stop=stop)[0].seconds
+        part = job.part(0.9, 1.0)
+        seconds = step_times.measure(draft, [0], [1], 128, 3, kind="draft", prefill=False, job=part)[0].seconds
     return (setup.name, setup.precision), (widths, seconds)
 
 
 def speedup(setup: Setup, seconds: dict[int, float], draft: float) -> None:
     """E / (c_draft + T(K+1)/T(1)) from the measured curve, the ideal curve, and the measured speed-up of the run."""
-    acceptance = st.slider("Chance that a draft survives", 0.0, 1.0, 0.6, 0.05, key="alpha", bind="query-params")
+    acceptance = st.slider("Probability that a draft is accepted", 0.0, 1.0, 0.6, 0.05, key="alpha", **BOUND)
     ratios = {k: s / seconds[0] for k, s in seconds.items()}
     data = step_charts.speedup_table(range(0, MAX_K + 1), acceptance, draft / seconds[0], ratios)
     run = stage.current()
     real = speed_up(run.rounds, run.baseline) if run is not None and run.rounds else None
-    chart(step_charts.speedup_figure(data, (run.settings.k, real) if real else None), data, "speed-up", key="speed-up")
+    spot = (run.settings.k, real) if run is not None and real else None
+    chart(step_charts.speedup_figure(data, spot), data, "speed-up", key="speed-up")
     st.caption(
         "Predicted: E / (c + T(K+1)/T(1)), where E = (1 - a^(K+1)) / (1 - a) tokens a round, c = K draft steps "
         f"of {format.number(draft / seconds[0])} plain steps each (its own first layers, measured) and T is the "
@@ -221,7 +225,8 @@ def ledger() -> None:
     if trace is None:
         st.info("The ledger appears when the run has ended.")
         return
-    own = stage.current() is not None and trace is stage.current().trace
+    run = stage.current()
+    own = run is not None and trace is run.trace
     data = run_charts.ledger_table(trace)
     chart(run_charts.ledger_figure(data), data, "flop-ledger", key="ledger")
     step = plain_seconds(trace.baseline)

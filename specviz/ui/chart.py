@@ -1,4 +1,4 @@
-"""The one way to put a chart on a page: drawn in the app's colours, with its numbers and its exports beside it."""
+"""Shows a chart on a page, in the app's colours, with its numbers and its exports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ _save_buttons = st.components.v2.component("specviz_export", html=_HTML, css=_CS
 
 
 def dark() -> bool:
-    """True while the reader looks at the dark theme."""
+    """Whether the page is shown in the dark theme."""
     return st.context.theme.type == "dark"
 
 
@@ -74,18 +74,18 @@ def chart(
     picks: str | None = None,
     live: bool = False,
 ) -> None:
-    """Show a figure under its title, with a table of exactly what it draws and exports as SVG, PNG, HTML and CSV.
+    """Show a figure under its title, with the table of its data and exports as SVG, PNG, HTML and CSV.
 
-    `name` names the files. `alt`: text for those who cannot see it (by default the figure's own). `key`: unique on the
-    page; made of the name if not given. `picks`: a key of the session's state that a click on a point sets to the
-    point's custom data. `live`: it is redrawn every moment, so its table and exports wait until it rests.
+    name: of the files. alt: alternative text (default: the figure's own). key: unique on the page (default: from the
+    name). picks: a key of the session's state that a click on a point sets to the point's custom data. live: the figure
+    is redrawn often, so table and exports are left out.
     """
     key = key or export.safe_name(name)
     file = export.safe_name(name)
     with st.container(key=f"{key}-chart", gap="small"):
         if title := template.title_of(figure):
             st.markdown(f"**{plain(title)}**")
-        click = {"on_select": lambda: _pick(key, picks), "selection_mode": "points"} if picks else {}
+        target = picks or ""
         st.plotly_chart(
             template.for_screen(figure, dark()),
             theme=None,
@@ -96,55 +96,61 @@ def chart(
                 "modeBarButtons": [["toImage"]],
                 "toImageButtonOptions": {"format": "svg", "filename": file, "scale": 1},
             },
-            **click,
+            on_select=(lambda: _pick(key, target)) if picks else "ignore",
+            selection_mode="points",
         )
-        if live:
-            return
-        with st.container(horizontal=True, gap="small"):
-            with st.popover("Numbers", icon=":material/table:", type="tertiary"):
-                st.dataframe(data, hide_index=True, key=f"{key}-table")
-            with st.popover("Export", icon=":material/download:", type="tertiary"):
-                _save_buttons(
-                    key=f"{key}-image",
-                    data={
-                        "figure": export.figure_json(figure),
-                        "name": file,
-                        "width": template.EXPORT_WIDTH,
-                        "height": template.EXPORT_HEIGHT,
-                    },
+        if not live:
+            _files(figure, data, name, key)
+
+
+def _files(figure: go.Figure, data: pd.DataFrame, name: str, key: str) -> None:
+    """The table of a chart's data, and its exports."""
+    file = export.safe_name(name)
+    with st.container(horizontal=True, gap="small"):
+        with st.popover("Numbers", icon=":material/table:", type="tertiary"):
+            st.dataframe(data, hide_index=True, key=f"{key}-table")
+        with st.popover("Export", icon=":material/download:", type="tertiary"):
+            _save_buttons(
+                key=f"{key}-image",
+                data={
+                    "figure": export.figure_json(figure),
+                    "name": file,
+                    "width": template.EXPORT_WIDTH,
+                    "height": template.EXPORT_HEIGHT,
+                },
+            )
+            with st.container(horizontal=True):
+                st.download_button(
+                    "CSV",
+                    export.csv(data),
+                    f"{file}.csv",
+                    "text/csv",
+                    key=f"{key}-csv",
+                    on_click="ignore",
+                    help="Exactly the numbers that are drawn",
+                    width="stretch",
                 )
-                with st.container(horizontal=True):
-                    st.download_button(
-                        "CSV",
-                        export.csv(data),
-                        f"{file}.csv",
-                        "text/csv",
-                        key=f"{key}-csv",
-                        on_click="ignore",
-                        help="Exactly the numbers that are drawn",
-                        width="stretch",
-                    )
-                    st.download_button(
-                        "HTML",
-                        lambda: export.html(figure, name),
-                        f"{file}.html",
-                        "text/html",
-                        key=f"{key}-html",
-                        on_click="ignore",
-                        width="stretch",
-                        help="A page that works offline (about 5 MB)",
-                    )
+                st.download_button(
+                    "HTML",
+                    lambda: export.html(figure, name),
+                    f"{file}.html",
+                    "text/html",
+                    key=f"{key}-html",
+                    on_click="ignore",
+                    width="stretch",
+                    help="A page that works offline (about 5 MB)",
+                )
 
 
 def _pick(key: str, target: str) -> None:
-    """A click on a point: what it stands for goes to the session's state."""
+    """Put the custom data of the clicked point into the session's state."""
     points = st.session_state[key]["selection"]["points"]
     if points and (chosen := points[0].get("customdata")):
         st.session_state[target] = chosen[0] if isinstance(chosen, list) else chosen
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
+    """The text with Markdown's special characters escaped."""
     return "".join(f"\\{c}" if c in r"\`*_{}[]()#+-.!|$~:<>" else c for c in text)
 
 

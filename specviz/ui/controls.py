@@ -1,4 +1,4 @@
-"""The controls of a run: every one is in the address, so that a link brings them all back."""
+"""The controls of a run; all are in the address, so that a link restores them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair, names
 from specviz.loader.requirements import needs
 from specviz.trace.records import MAX_K, MAX_ROWS, Settings
+from specviz.ui.address import BOUND
 
-BOUND = {"bind": "query-params"}
 OWN = "a folder of your own"
 
 
@@ -26,7 +26,7 @@ def _use_preset() -> None:
 
 
 def _fit_prompt() -> None:
-    """The toy pair speaks six words: give it a prompt that it can read, and the others theirs back."""
+    """Replace a default prompt that the newly chosen pair cannot read: the toy pair knows six words."""
     wanted = [p.text for p in presets_for(st.session_state["pair"])]
     others = [p.text for name in ("toy", EMBEDDED) for p in presets_for(name) if p.text not in wanted]
     if st.session_state["prompt"] in others:
@@ -37,12 +37,19 @@ def prompt_box() -> str:
     """The prompt, with presets above it."""
     pair = st.session_state.get("pair", EMBEDDED)
     titles = {p.name: p.title for p in presets_for(pair)}
-    st.pills("Try", titles, format_func=titles.get, key="preset", on_change=_use_preset, label_visibility="collapsed")
+    st.pills(
+        "Try",
+        titles,
+        format_func=lambda name: titles[name],
+        key="preset",
+        on_change=_use_preset,
+        label_visibility="collapsed",
+    )
     return st.text_area("Prompt", PRESETS[0].text, key="prompt", height=90, max_chars=200_000, **BOUND)
 
 
 def main_settings(pair: Pair) -> tuple[str, int, float]:
-    """Drafter, K and temperature: what a reader moves first."""
+    """Drafter, K and temperature: the settings that are changed most."""
     left, middle, right = st.columns(3)
     names_here = drafter_names(pair)
     with left:
@@ -51,7 +58,7 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
             (*names_here, OWN),
             key="drafter",
             **BOUND,
-            help="Who guesses. The target checks every guess, so the text does not depend on it.",
+            help="What drafts the tokens. The target verifies every draft, so the text does not depend on it.",
         )
         if drafter == OWN:
             drafter = _own_drafter()
@@ -80,7 +87,7 @@ def main_settings(pair: Pair) -> tuple[str, int, float]:
 
 
 def _own_drafter() -> str:
-    """The path of a drafter's folder, as typed or as the address has it."""
+    """The path of a drafter's folder, typed or from the address."""
     return st.text_input(
         "Its folder",
         key="folder",
@@ -105,22 +112,10 @@ def pair_box() -> Pair:
 
 
 def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pair) -> Order:
-    """Everything else, folded away. Raises SpecVizError for what no widget can rule out."""
+    """All other settings, in an expander. Raises SpecVizError for values that no widget rules out."""
     first, second, third, fourth = st.columns(4)
     with first:
-        top_p = st.slider(
-            "Top-p",
-            0.05,
-            1.0,
-            1.0,
-            0.05,
-            key="top_p",
-            **BOUND,
-            help="Keep the smallest set of tokens with this much probability. 1 is off.",
-        )
-        top_k = st.number_input(
-            "Top-k", 0, 1000, 0, key="top_k", **BOUND, help="Keep the k likeliest tokens. 0 is off."
-        )
+        top_p, top_k = _truncation()
     with second:
         length = st.slider("Length, new tokens", 8, 512, 64, 8, key="length", **BOUND)
         seed = st.number_input("Seed", 0, 2**31, 0, key="seed", help="The same seed gives the same run.", **BOUND)
@@ -136,19 +131,8 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         )
         raw = st.toggle("Raw text, no chat template", key="raw", **BOUND)
     with fourth:
-        device = st.selectbox("Device", DEVICES, key="device", **BOUND)
-        precision = st.selectbox(
-            "Precision",
-            PRECISIONS,
-            key="precision",
-            **BOUND,
-            help="What the target multiplies in. auto is bf16 where the hardware has units for it: a step then waits "
-            "for its weights, and checking drafts costs next to nothing. int4 is the fastest on a processor, and "
-            "leaves drafts little to save.",
-        )
-    system = st.text_input(
-        "System prompt", key="system", placeholder="the template's own default", disabled=raw, **BOUND
-    )
+        device, precision = _device()
+    system = st.text_input("System prompt", key="system", placeholder="the template's default", disabled=raw, **BOUND)
     st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
     return Order(
         pair=pair.name,
@@ -160,24 +144,55 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         device=device,
         precision=precision,
         settings=Settings(
-            k=k, temperature=temperature, top_k=int(top_k), top_p=top_p, seed=int(seed), max_new_tokens=length
+            k=k, temperature=temperature, top_k=top_k, top_p=top_p, seed=int(seed), max_new_tokens=length
         ),
     )
 
 
+def _truncation() -> tuple[float, int]:
+    """Top-p and top-k."""
+    top_p = st.slider(
+        "Top-p",
+        0.05,
+        1.0,
+        1.0,
+        0.05,
+        key="top_p",
+        **BOUND,
+        help="Keep the smallest set of tokens with this much probability. 1 is off.",
+    )
+    top_k = st.number_input("Top-k", 0, 1000, 0, key="top_k", **BOUND, help="Keep the k likeliest tokens. 0 is off.")
+    return top_p, int(top_k)
+
+
+def _device() -> tuple[str, str]:
+    """Device and precision."""
+    device = st.selectbox("Device", DEVICES, key="device", **BOUND)
+    precision = st.selectbox(
+        "Precision",
+        PRECISIONS,
+        key="precision",
+        **BOUND,
+        help="Number format of the target's products. auto is bf16 where the hardware has units for it: a step "
+        "then waits for its weights, and verifying drafts costs almost nothing. int4 is the fastest on a CPU, and "
+        "leaves little for drafts to save.",
+    )
+    return device, precision
+
+
 def _needs(pair: Pair, device: str, precision: str, rows: int, tokens: int) -> None:
-    """What the pair will need, before anything of it is fetched. Waits for the libraries that know the devices."""
-    told = "What it needs is told as soon as the libraries are loaded."
+    """Download, disk and memory of the pair, before anything is fetched. Waits for the libraries to be loaded."""
+    needed = "Its needs are shown once the libraries are loaded."
     if "torch" in sys.modules:
         try:
-            told = f"{needs(pair, device, precision, rows, tokens).sentence} (modelled; free figures measured)"
+            needed = f"{needs(pair, device, precision, rows, tokens).sentence} (modelled; free figures measured)"
         except SpecVizError as error:
-            told = str(error)
-    st.caption(f"{pair.title}. {told} " + " ".join(pair.notes))
+            needed = str(error)
+    st.caption(f"{pair.title}. {needed} " + " ".join(pair.notes))
 
 
 def order() -> Order | None:
-    """All the controls. None, with the reason on screen, if what they say cannot be run."""
+    """All the controls. None, with the reason on screen, if their values cannot be run."""
     text = prompt_box()
     settings = st.container()
     with st.expander("More settings: pair, sampling, length, batch, device"):
@@ -188,7 +203,7 @@ def order() -> Order | None:
             found = more_settings(drafter, k, temperature, text, pair)
             if not drafter:
                 raise PairError("Write the path of the drafter's folder, or choose another drafter.")
-            check_drafter(pair, drafter)  # the address can name anything; code is never loaded for it
+            check_drafter(pair, drafter)  # an address can name anything; it never loads code
             return found
         except SpecVizError as error:
             settings.error(str(error))

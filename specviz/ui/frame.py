@@ -10,7 +10,7 @@ _inside: ContextVar[bool] = ContextVar("inside the frame", default=False)
 
 
 def show() -> None:
-    """Draw the navigation and run the page that was asked for. The icon is an emoji: a named one would be fetched."""
+    """Draw the navigation and run the current page. The icon is an emoji, since a named one would be fetched."""
     st.set_page_config(page_title="SpecViz", page_icon="🔎", layout="wide")
     page = st.navigation(
         [
@@ -32,8 +32,9 @@ def show() -> None:
 
 
 def ensure() -> None:
-    """First line of every page but the first. Until a server's first session has drawn the navigation, Streamlit
-    runs a page that a link leads to by itself, without app.py: then draw the frame here, with the page in it."""
+    """First line of every page but the first: draws the frame around the page if app.py did not.
+
+    Until a server's first session has drawn the navigation, Streamlit runs a linked page without app.py."""
     if not _inside.get():
         show()
         st.stop()

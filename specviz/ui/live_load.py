@@ -1,12 +1,13 @@
-"""Live load of the device, and what each round of the session's run makes of it.
+"""Live load of the device, and the utilization in each round of the session's run.
 
-One monitor per server, which samples only while somebody looks: it ends when the last watcher leaves, and by itself
-when nobody has asked for samples for some seconds.
+There is one monitor per server. It samples only while a page shows it: it stops when the last session leaves, and when
+no samples were read for some seconds.
 """
 
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import streamlit as st
 from streamlit.runtime.scriptrunner import get_script_run_ctx
@@ -22,14 +23,17 @@ from specviz.ui import stage, task
 from specviz.ui.chart import chart
 from specviz.views.figures import device_load as load_chart
 
+if TYPE_CHECKING:
+    from specviz.engine.run import Run
+
 EVERY_SECONDS = 2.0
-"""Between two drawings: a chart that is redrawn more often flickers. Samples are taken twice a second all the same."""
+"""Between two drawings: a chart that is redrawn more often flickers. Samples are taken twice a second."""
 PATIENCE_SECONDS = 10.0
-"""A monitor that nobody asks for this long stops itself: the tab was closed."""
+"""A monitor whose samples are not read for this long stops: the tab was closed."""
 
 
 class Watch:
-    """The server's monitor of its fastest device, and who looks at it."""
+    """The server's monitor of its fastest device, and the sessions that show it."""
 
     def __init__(self):
         self.device = available_devices()[0]
@@ -37,12 +41,12 @@ class Watch:
         self._seen: dict[str, float] = {}
 
     def samples(self, session: str) -> list[Sample]:
-        """The samples so far; starts the monitor if it rests."""
+        """The samples so far; starts the monitor if it is not running."""
         self._seen[session] = time.monotonic()
         return self.monitor.start().samples()
 
     def leave(self, session: str) -> None:
-        """This session looks no more. The last one to leave stops the monitor."""
+        """This session no longer shows the monitor. The last one to leave stops it."""
         self._seen.pop(session, None)
         if self.monitor.running and not any(time.monotonic() - at < PATIENCE_SECONDS for at in self._seen.values()):
             self.monitor.stop()
@@ -55,7 +59,7 @@ def server_watch() -> Watch:
 
 
 def show() -> None:
-    """Decode something, and watch: load, utilizations by round, energy per token where it is told."""
+    """Decode a text and watch the load, the utilization by round, and the energy per token where it is measured."""
     st.subheader("Live")
     run = stage.current()
     alive = run is not None and run.alive
@@ -65,7 +69,7 @@ def show() -> None:
             key="live-run",
             icon=":material/play_arrow:",
             disabled=alive,
-            help="The embedded model tells a story; its first layers draft",
+            help="The embedded model writes a story; its first layers draft",
         ):
             stage.start(Order(EMBEDDED, "first-layers", preset("story").text, Settings(k=4, max_new_tokens=256)))
             st.rerun()
@@ -73,7 +77,7 @@ def show() -> None:
         idle = st.toggle(
             "Watch also while nothing decodes",
             key="watch",
-            help="Samples twice a second, for well under 1 % of the processor's time; stops when you leave",
+            help="Samples twice a second, for well under 1 % of the CPU's time; stops when you leave",
         )
     if alive or idle:
         st.fragment(_tick, run_every=EVERY_SECONDS)(alive, idle)
@@ -82,7 +86,7 @@ def show() -> None:
         if run is not None and run.rounds:
             _run(run)
         else:
-            st.caption("While something decodes, here or on the Decode page, its load and its utilizations move here.")
+            st.caption("While a run decodes, here or on the Decode page, load and utilization are shown here.")
 
 
 def _session() -> str:
@@ -114,7 +118,7 @@ def _tick(was_alive: bool, idle: bool) -> None:
 
 def _load(samples: list[Sample], device: str, tokens: tuple[str, int] | None) -> None:
     last = samples[-1]
-    told = [
+    figures: list[tuple[str, str | None]] = [
         ("Compute", format.percent(last.compute)),
         ("Memory in use", format.binary_bytes(last.memory_used)),
         ("Memory traffic", None if last.memory_traffic is None else format.percent(last.memory_traffic)),
@@ -122,20 +126,20 @@ def _load(samples: list[Sample], device: str, tokens: tuple[str, int] | None) ->
         ("Clock", None if last.clock_hertz is None else format.si(last.clock_hertz, "Hz")),
         ("Energy per emitted token", joules_per_token(samples, tokens)),
     ]
-    told = [(name, value) for name, value in told if value is not None]
-    for place, (name, value) in zip(st.columns(len(told)), told):
+    known = [(name, value) for name, value in figures if value is not None]
+    for place, (name, value) in zip(st.columns(len(known)), known):
         place.metric(f"{name} (measured)", value)
     data = load_chart.table(samples)
     chart(load_chart.figure(data, device_name(device)), data, "load", key="load", live=True)
 
 
-def _tokens(run) -> tuple[str, int] | None:
-    """A run and how many tokens it has emitted; None if there is none."""
+def _tokens(run: Run | None) -> tuple[str, int] | None:
+    """The id of a run and its number of emitted tokens."""
     return None if run is None else (run.id, sum(len(v.emitted) for r in run.rounds for v in r.rows))
 
 
 def joules_per_token(samples: list[Sample], tokens: tuple[str, int] | None) -> str | None:
-    """Energy of the whole device over the tokens emitted while it was watched; None where it is not told."""
+    """Energy of the whole device over the tokens emitted while it was sampled; None where it is not measured."""
     if tokens is None or samples[-1].joules is None:
         return None
     start = st.session_state.get("joules-start")
@@ -148,15 +152,15 @@ def joules_per_token(samples: list[Sample], tokens: tuple[str, int] | None) -> s
     return format.si(kept[1], "J") if kept is not None and kept[0] == tokens[0] else None
 
 
-def _run(run, live: bool = False) -> None:
-    """The utilizations of the run's rounds: derived from counted work, measured times and measured roofs."""
+def _run(run: Run, live: bool = False) -> None:
+    """Utilization by round, from counted work, measured times and measured roofs."""
     roofs = run.machine.ceilings if run.machine is not None else None
     if roofs is None:
         return
     data = load_chart.utilization_table(run.rounds, roofs)
     chart(load_chart.utilization_figure(data), data, "utilization", key="utilization", live=live)
     st.caption(
-        "Counted work over measured time and measured roofs, by round. MFU counts emitted tokens only, HFU "
-        "all that was executed, drafts and rejected positions too; MBU goes by the time of each target pass, "
-        "never by time per token."
+        "Counted work over measured time and measured roofs, by round. MFU counts emitted tokens only. HFU "
+        "counts everything executed, drafts and rejected positions too. MBU uses the time of each target pass, "
+        "not the time per token."
     )

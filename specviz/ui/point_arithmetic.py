@@ -1,4 +1,4 @@
-"""One point of the roofline, opened: every number behind it, how it comes about, and where it comes from."""
+"""The numbers behind one point of the roofline: value, formula, and whether counted, modelled or measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specviz.hardware.roofline import Point
 from specviz.trace.records import Ceilings
 
 PICKED = "point"
-"""Key of the session's state: the name of the opened point. A click on a dot sets it too."""
+"""Key of the session's state: the name of the open point. A click on a dot sets it too."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Entry:
     point: Point
     source: str
     label: str = ""
-    """What is drawn beside the dot."""
+    """The text beside the dot."""
     parts: Breakdown | None = None
 
 
 def table(entry: Entry, roofs: Ceilings) -> pd.DataFrame:
-    """The arithmetic of a point, a line each: what, value, how, and the kind of number that it is."""
+    """The arithmetic of a point, a line each: name, value, formula, and the kind of number."""
     p = entry.point
     timed = "modelled" if entry.source == "modelled" else "measured"
     roof = "modelled" if roofs.bandwidth_spread[0] == roofs.bandwidth_spread[1] else "measured"
@@ -69,12 +69,12 @@ def table(entry: Entry, roofs: Ceilings) -> pd.DataFrame:
 
 
 def show(entries: list[Entry], roofs: Ceilings, default: str) -> None:
-    """Choose a point, by keyboard or by a click on its dot, and see its arithmetic."""
+    """Choose a point, by keyboard or by a click on its dot, and show its arithmetic."""
     names = [entry.name for entry in entries]
     if st.session_state.get(PICKED) not in names:
         st.session_state[PICKED] = default if default in names else names[0]
     chosen = st.selectbox(
-        "Open a point", names, key=PICKED, help="Or click its dot. Every number of a point, and how it comes about."
+        "Open a point", names, key=PICKED, help="Or click its dot. Every number of a point, with its formula."
     )
     entry = entries[names.index(chosen)]
     with st.container(key="arithmetic"):

@@ -1,4 +1,4 @@
-"""Proof on my run: the button under a run that shows, on this machine, that drafts changed nothing in it."""
+"""Proof on this run: the button that checks, on this machine, that drafts changed nothing in a run's text."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specviz.worker import Task
 
 if TYPE_CHECKING:  # imported on a click only: a page with this button does not wait for torch
     from specviz.checks.lossless import Finding
+    from specviz.engine.run import Run
 
 _LOOKS = {
     "lossless": (st.success, ":material/check:"),
@@ -21,14 +22,14 @@ _LOOKS = {
 _WORDS = {"lossless": "Nothing was lost.", "differs": "The two differ.", "inconclusive": "Inconclusive: no proof."}
 
 
-def proof(run, key: str = "proof") -> None:
-    """The button, its progress and Stop, and what was found. `run`: a Trace, or a Run that has one; nothing is shown
-    before that. Decodes with the run's own pair, drafter, prompt and settings; missing weights are fetched."""
-    trace = run if isinstance(run, Trace) else getattr(run, "trace", None)
+def proof(run: Run | Trace, key: str = "proof") -> None:
+    """The button, its progress and Stop, and the finding. run: a Trace or a Run; nothing is shown before its end.
+    Decodes with the run's own pair, drafter, prompt and settings; missing weights are fetched."""
+    trace = run if isinstance(run, Trace) else run.trace
     if trace is None or not trace.rounds:
         return
     st.subheader("Proof on this run")
-    job: Task | None = st.session_state.get(f"{key}-job")
+    job: Task[Finding] | None = st.session_state.get(f"{key}-job")
     if st.session_state.get(f"{key}-of") != _id(trace):  # another run is on screen now
         if job is not None:
             job.stop()
@@ -44,9 +45,7 @@ def proof(run, key: str = "proof") -> None:
         if st.button("Prove it", icon=":material/verified:", key=f"{key}-go", disabled=alive, help=_help(trace)):
             from specviz.checks import lossless
 
-            job = st.session_state[f"{key}-job"] = Task(
-                lambda tell, stop: lossless.check_run(trace, samples, tell=tell, stop=stop)
-            )
+            job = st.session_state[f"{key}-job"] = Task(lambda job: lossless.check_run(trace, samples, job=job))
             st.rerun()
         task.stop_button(job, f"{key}-stop")
     if job is None:
@@ -54,8 +53,8 @@ def proof(run, key: str = "proof") -> None:
         return
     task.follow(
         job,
-        "Stopped before there was anything to say.",
-        lambda: finding(job.result) if job.status == "complete" else None,
+        "Stopped before there was a result.",
+        lambda: finding(job.result) if job.result is not None else None,
     )
 
 
@@ -66,14 +65,14 @@ def _id(trace: Trace) -> tuple:
 def _help(trace: Trace) -> str:
     if trace.settings.temperature > 0:
         return (
-            "This run drew its tokens by chance, so counts are compared: many short runs from one prompt, half "
-            "of them without drafts, and a chi-square test on their first tokens. All on this machine."
+            "This run sampled its tokens, so counts are compared: many short runs from one prompt, half of them "
+            "without drafts, and a chi-square test on their first tokens. All on this machine."
         )
     return "This run was greedy: on this machine its prompt is decoded without drafts and compared token by token."
 
 
 def finding(found: Finding) -> None:
-    """The verdict of a check and the figures behind it. Green only if something was put to the test and passed."""
+    """The verdict of a check and its figures. Green only if something was tested and passed."""
     look, icon = _LOOKS[found.verdict]
     sentences = " ".join(half.sentence for half in (found.greedy, found.sampling) if half is not None)
     look(f"**{_WORDS[found.verdict]}** {' '.join(filter(None, (sentences, found.fault)))}", icon=icon)

@@ -1,14 +1,18 @@
-"""Recorded real runs that ship with the app: shown before anything is fetched, and always labelled."""
+"""Recorded runs that ship with the app: shown before anything is fetched, and always labelled."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import streamlit as st
 
 from specviz.paths import ASSETS
 from specviz.trace import records as traces
 from specviz.trace.records import Trace
+
+if TYPE_CHECKING:
+    from specviz.engine.run import Run
 
 FOLDER = ASSETS / "traces"
 
@@ -29,13 +33,13 @@ def label(trace: Trace) -> str:
     return f"on {trace.machine.name} ({trace.machine.device}), {trace.recorded_at[:10]}, {trace.target}"
 
 
-def facts(run) -> list[tuple[str, str]]:
-    """What a run was, for the line above the stage: a Trace or a run that is still going."""
-    order, settings = getattr(run, "order", run), run.settings
+def facts(run: Run | Trace) -> list[tuple[str, str]]:
+    """Pair, drafter and settings of a run, for the line above the stage. run: a Trace, or a Run that is decoding."""
+    order, settings = run if isinstance(run, Trace) else run.order, run.settings
     given = [
         ("pair", order.pair),
         ("drafter", order.drafter),
-        ("precision", run.machine.precision),
+        ("precision", run.machine.precision if run.machine else ""),
         ("K", str(settings.k)),
         ("temperature", f"{settings.temperature:g}"),
         ("seed", str(settings.seed)),

@@ -1,4 +1,4 @@
-"""Where it fails: rejections by position, kind of token, entropy and prompt, each one to be opened in the player."""
+"""Rejected drafts by position, kind of token, entropy and prompt; each rejection opens in the player."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import streamlit as st
 from specviz import format
 from specviz.bench import lanes as lane_sets
 from specviz.trace import rejections
+from specviz.trace.records import Trace
 from specviz.ui import drafters_page, recorded
 from specviz.ui.chart import chart
 from specviz.ui.drafters_page import Shown
@@ -28,23 +29,23 @@ _SHOWN = [
     "round",
 ]
 _CHANCE = ["p", "q", "u"]
-"""Shown where chance had a part: greedy p and q are 0 and 1."""
+"""Columns for sampled lanes only: greedy p and q are 0 and 1."""
 
 
 def show(now: Shown) -> None:
-    """The whole section. A fragment: filters and rejections do not redraw the rest of the page."""
+    """The whole section, as a fragment: filters and rejections do not redraw the rest of the page."""
     st.fragment(_show)(now)
 
 
 def _show(now: Shown) -> None:
-    st.markdown("#### Where it fails")
+    st.markdown("#### Where drafts are rejected")
     names = lane_sets.drafters_of(now.lanes)
     if not names:
         st.caption("No drafter has run.")
         return
     if st.session_state.get("fail-drafter") not in names:
         st.session_state["fail-drafter"] = "hybrid" if "hybrid" in names else names[-1]
-    drafter = st.segmented_control("Drafter", names, key="fail-drafter", required=True, on_change=_forget)
+    drafter = st.segmented_control("Drafter", names, key="fail-drafter", required=True, on_change=_forget) or names[0]
     everything = drafters_page.judged(now.id, now.lanes)
     mine = everything[everything.drafter == drafter]
     columns = st.columns(2, gap="large")
@@ -54,9 +55,9 @@ def _show(now: Shown) -> None:
             chart(figures.failures_figure(data, by, drafter), data, f"rejections-by-{by}", key=f"fail-{by}")
     exact = mine.entropy_exact.all()
     st.caption(
-        f"Counted over {len(mine)} judged drafts ({now.source}); a place belongs to the token that the target "
-        "wrote there. Entropy: of the target's softmax at temperature 1, over the whole vocabulary"
-        + ("." if exact else "; for some places only a lower bound, from the tokens kept.")
+        f"Counted over {len(mine)} judged drafts ({now.source}); a position is classed by the token that the target "
+        "emitted there. Entropy: of the target's softmax at temperature 1, over the whole vocabulary"
+        + ("." if exact else "; at some positions a lower bound, from the recorded tokens.")
     )
     _browse(now, mine, drafter)
 
@@ -90,7 +91,7 @@ def _filters(rejected: pd.DataFrame) -> pd.DataFrame:
 
 
 def _picked() -> None:
-    """A row of the table was chosen: it becomes the rejection on show."""
+    """Show the rejection of the table's selected row."""
     rows = st.session_state["fail-table"]["selection"]["rows"]
     if rows:
         st.session_state["fail-at"] = rows[0]
@@ -103,12 +104,22 @@ def _go(at: int) -> None:
 def _browse(now: Shown, mine: pd.DataFrame, drafter: str) -> None:
     rejected = mine[mine.verdict == "rejected"]
     if rejected.empty:
-        st.success("Not one draft was rejected in these lanes.")
+        st.success("No draft was rejected in these lanes.")
         return
     found = _filters(rejected)
     st.markdown(f"**{len(found)} of {len(rejected)} rejections of {drafter}.** Choose a row to open its round.")
     if found.empty:
         return
+    _table(found)
+    at = st.session_state.get("fail-at")
+    at = at if isinstance(at, int) and 0 <= at < len(found) else None
+    _buttons(found, at, drafter)
+    if at is not None:
+        st.fragment(_open)(now, found.iloc[at], drafter, at, len(found))
+
+
+def _table(found: pd.DataFrame) -> None:
+    """The rejections; a selected row is opened."""
     st.dataframe(
         found[_SHOWN + (_CHANCE if found.q.lt(1).any() else [])],
         hide_index=True,
@@ -134,8 +145,10 @@ def _browse(now: Shown, mine: pd.DataFrame, drafter: str) -> None:
             "u": st.column_config.NumberColumn("u", format="%.3f"),
         },
     )
-    at = st.session_state.get("fail-at")
-    at = at if isinstance(at, int) and 0 <= at < len(found) else None
+
+
+def _buttons(found: pd.DataFrame, at: int | None, drafter: str) -> None:
+    """Previous, next, and the rejections as a file."""
     with st.container(horizontal=True, vertical_alignment="center"):
         st.button(
             "Previous rejection",
@@ -163,8 +176,6 @@ def _browse(now: Shown, mine: pd.DataFrame, drafter: str) -> None:
             on_click="ignore",
             icon=":material/download:",
         )
-    if at is not None:
-        st.fragment(_open)(now, found.iloc[at], drafter, at, len(found))
 
 
 def _open(now: Shown, row: pd.Series, drafter: str, at: int, count: int) -> None:
@@ -175,7 +186,7 @@ def _open(now: Shown, row: pd.Series, drafter: str, at: int, count: int) -> None
         f"Rejection {at + 1} of {count}: {row.prompt}, round {row['round']}, position {row.position}. Drafted "
         f"“{row.drafted}”{guess}, written “{row.written}” ({row.token_class}){sure}."
     )
-    # the story's step in which this draft is judged
+    # the player's step in which this draft is judged
     steps = _steps(trace, int(row["round"]) - 1)
     frame = next((i for i, f in enumerate(steps) if f["kind"] == "judge" and f["slots"] == [int(row.position) - 1]), 0)
     where = f"{now.id}|{row.prompt}|{drafter}"
@@ -189,7 +200,7 @@ def _open(now: Shown, row: pd.Series, drafter: str, at: int, count: int) -> None
     )
 
 
-def _steps(trace, number: int) -> list[dict]:
+def _steps(trace: Trace, number: int) -> list[dict]:
     from specviz.views import frames
 
     return frames.row_rounds(trace, 0, 0)[number]["frames"]

@@ -1,4 +1,4 @@
-"""The Retune page: one's own prompts, a retuning under way, and what it changed."""
+"""The Retune page: your prompts, the retuning with its progress, and the comparison before and after."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ EXAMPLE = "\n".join(
         "Write a recipe for plum crumble.",
     )
 )
-"""Prompts of one kind: what they share is what a drafter can learn from them."""
+"""Prompts of one kind: a drafter can learn what they share."""
 
 
 def show() -> None:
@@ -58,20 +58,22 @@ def show() -> None:
         key="retune-prompts",
         disabled=alive,
         help=(
-            "8 to 200. The target answers each twice. Every fourth prompt is held out to judge by; the drafter never "
-            "sees its answers."
+            "8 to 200. The target answers each twice. Every fourth prompt is held out for the comparison; the drafter "
+            "is not trained on its answers."
         ),
     )
     first, second, third = st.columns(3)
     seconds = first.slider("Seconds of training", 30, 1800, 120, 30, key="retune-seconds", disabled=alive)
-    k = second.slider("K (drafts)", 1, MAX_K, 5, key="retune-k", disabled=alive, help="Acceptance is judged at this K")
+    k = second.slider(
+        "K (drafts)", 1, MAX_K, 5, key="retune-k", disabled=alive, help="Acceptance is measured at this K"
+    )
     name = third.text_input("Name of the new drafter", "retuned", max_chars=40, key="retune-name", disabled=alive)
     with st.container(horizontal=True):
         go = st.button("Retune", icon=":material/model_training:", type="primary", key="retune-go", disabled=alive)
         task.stop_button(job, "retune-stop")
     st.caption(
         f"About {seconds + 90:.0f} s in all on two cores: answers, a measurement before, training, a "
-        "measurement after. All on this machine; the shipped drafter stays as it is."
+        "measurement after. All on this machine; the shipped drafter is not changed."
     )
     if go:
         try:
@@ -99,7 +101,7 @@ def _found(job: Retune) -> None:
             f"After {step} steps, on what it is being trained on, the drafter covers "
             f"{', '.join(f'{a:.0%}' for a in alpha[:4])} of p in slots 1 to 4 (measured)."
         )
-    elif job.status == "complete":
+    elif job.result is not None:
         outcome(job.result)
 
 
@@ -109,7 +111,7 @@ def outcome(found: Retuned) -> None:
     look(f"{found.sentence} Measured on this machine.", icon=":material/straighten:")
     same, all_of = found.after.live.identical_to_plain, found.after.live.prompts
     st.markdown(
-        f"**{'What comes out stayed the same' if same == all_of else 'Not every text is the same'}:** {same} of "
+        f"**{'The text stayed the same' if same == all_of else 'Not every text is the same'}:** {same} of "
         f"{all_of} greedy texts equal plain decoding's with the retuned drafter. {found.steps} steps in "
         f"{found.seconds:.0f} s on {found.answer_tokens:,} answer tokens."
     )
@@ -118,7 +120,7 @@ def outcome(found: Retuned) -> None:
     )
     chart(charts.retuned_figure(data), data, "retuned")
     st.caption(
-        "Overlap is sum(min(p, q)), the chance that a draft is accepted, on texts that were never trained on, "
+        "Overlap is sum(min(p, q)), the probability that a draft is accepted, on texts that were not trained on, "
         "over the draft vocabulary. Where the dotted lines fall, older kinds of text were forgotten."
     )
     columns = st.columns(3)
@@ -129,15 +131,17 @@ def outcome(found: Retuned) -> None:
     ):
         before, after = (getattr(side.live, at) for side in (found.before, found.after))
         if before is not None and after is not None:
-            # no colour and no arrow: the interval above is what says whether anything changed
+            # no colour and no arrow: only the interval above says whether anything changed
             column.metric(
                 f"{words} (measured)", f"{after:.3g}", f"{before:.3g} before", delta_color="off", delta_arrow="off"
             )
-    st.caption("Before and after were measured one after the other: other work on this machine moves the speeds alone.")
+    st.caption(
+        "Before and after were measured one after the other. Other work on this machine changes the speeds only."
+    )
     st.page_link(
         "pages/decode.py",
         label="Decode with the retuned drafter",
         icon=":material/play_circle:",
         query_params={"drafter": OWN, "folder": str(found.folder)},
     )
-    st.caption(f"It lies in {found.folder}; on the command line: --drafter with that folder.")
+    st.caption(f"Its folder is {found.folder}. On the command line: --drafter with that folder.")

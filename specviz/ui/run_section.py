@@ -1,9 +1,11 @@
-"""Charts and files of one finished run: every chart through the one helper, so that each can be exported."""
+"""Charts and files of one finished run."""
 
 from __future__ import annotations
 
 import json
 
+import pandas as pd
+import plotly.graph_objects as go
 import streamlit as st
 
 from specviz.errors import SpecVizError
@@ -14,6 +16,8 @@ from specviz.ui.controls import share_link
 from specviz.views import export
 from specviz.views.figures import run_charts as figures
 
+Charts = dict[str, tuple[go.Figure, pd.DataFrame]]
+"""Figure and table by name"""
 CHARTS = (
     ("tokens-per-round", figures.tokens_table, figures.tokens_figure),
     ("acceptance-by-position", figures.acceptance_table, figures.acceptance_figure),
@@ -32,9 +36,8 @@ def show(trace: Trace) -> None:
     _files(trace, drawn)
 
 
-def _drawn(trace: Trace) -> dict:
-    """Name to figure and table. Kept for as long as the same trace is on screen: building them takes most of the time
-    that this page does."""
+def _drawn(trace: Trace) -> Charts:
+    """Figure and table by name. Kept while the same trace is on screen: building them takes most of the page's time."""
     kept = st.session_state.get("run-charts")
     if kept is None or kept[0] is not trace:
         tables = {name: (figure, table(trace)) for name, table, figure in CHARTS}
@@ -43,9 +46,9 @@ def _drawn(trace: Trace) -> dict:
     return kept[1]
 
 
-def _files(trace: Trace, drawn: dict) -> None:
+def _files(trace: Trace, drawn: Charts) -> None:
     name = f"specviz-{trace.pair.replace('/', '-')}-{trace.drafter}-k{trace.settings.k}"
-    st.subheader("Take it with you")
+    st.subheader("Download and share")
     with st.container(horizontal=True):
         st.download_button(
             "Trace (JSON)",
@@ -72,7 +75,7 @@ def _files(trace: Trace, drawn: dict) -> None:
             st.code(share_link(), language=None, wrap_lines=True)
 
 
-def _pack(trace: Trace, drawn: dict) -> bytes:
+def _pack(trace: Trace, drawn: Charts) -> bytes:
     settings = {
         "pair": trace.pair,
         "drafter": trace.drafter,
@@ -85,7 +88,7 @@ def _pack(trace: Trace, drawn: dict) -> bytes:
 
 
 def opener() -> None:
-    """Open a trace file; what is wrong with one is said in a sentence."""
+    """Open a trace file; the error of an unreadable one is shown."""
     file = st.file_uploader(
         "Open a trace", type=["json", "gz"], key="trace-file", help="A run that SpecViz exported, here or elsewhere"
     )

@@ -1,4 +1,4 @@
-"""Shows the session's run while it goes and after it: progress, player, and what went wrong if anything did."""
+"""The session's run on screen: progress, player, and its error if it failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import streamlit as st
 from specviz.engine.request import Order
 from specviz.errors import SpecVizError
 from specviz.trace.records import Trace
-from specviz.ui import preparing, recorded, task
+from specviz.ui import recorded, task
 from specviz.ui.chart import plain
 from specviz.ui.player_component import player
 
@@ -25,14 +25,14 @@ def current() -> Run | None:
 
 
 def start(order: Order) -> None:
-    """Stop what runs in this session and start anew."""
+    """Stop the session's run and start another."""
     from specviz.engine.run import Run  # imports torch: only once something is to be run
 
     if (before := current()) is not None:
         before.stop()
     try:
         st.session_state["run"] = Run(order).start()
-    except SpecVizError as error:  # an order that no run can be made of
+    except SpecVizError as error:  # the order cannot be run
         st.session_state["refused"] = str(error)
         return
     st.session_state.pop("refused", None)
@@ -40,17 +40,18 @@ def start(order: Order) -> None:
 
 
 def buttons(order: Order | None) -> None:
-    """Run, and Stop while something runs. Outside every fragment, so that a click interrupts."""
+    """The Run and Stop buttons. Outside every fragment, so that a click interrupts the script."""
     run = current()
     with st.container(horizontal=True, vertical_alignment="center"):
-        if st.button(
+        clicked = st.button(
             "Run again" if run else "Run",
             type="primary",
             icon=":material/play_arrow:",
             key="run-button",
             disabled=order is None,
             help="Decode this prompt on this machine",
-        ):
+        )
+        if clicked and order is not None:
             start(order)
             st.rerun()
         task.stop_button(run, "stop-button")
@@ -71,7 +72,7 @@ def shown_trace() -> Trace | None:
 
 
 def show() -> None:
-    """The stage: polls the run about three times a second while it is going."""
+    """The stage: polls the run about three times a second while it is alive."""
     run = current()
     alive = run is not None and run.alive
     st.fragment(_tick, run_every=POLL_SECONDS if alive else None)(alive)
@@ -79,7 +80,7 @@ def show() -> None:
 
 def _tick(was_alive: bool) -> None:
     run = current()
-    # The status has a place of its own, so that the player below it never moves and is never mounted anew.
+    # The status has its own container, so that the player below never moves and is never mounted again.
     with st.container():
         if refused := st.session_state.get("refused"):
             st.error(refused)
@@ -89,28 +90,30 @@ def _tick(was_alive: bool) -> None:
                 st.rerun()
             _status(run)
     opened = st.session_state.get("opened")
-    live = run is not None and run.status == "running" and opened is None
-    shown = run if live else shown_trace()
-    if shown is None:
+    if run is not None and run.status == "running" and opened is None:
+        player(run, key="player", run_id=run.id, streaming=True, meta=recorded.facts(run))
+        note = run.note
+    elif (trace := shown_trace()) is not None:
+        own = run is not None and trace is run.trace
+        player(
+            trace,
+            key="player",
+            run_id=run.id if run is not None and own else f"{trace.recorded_at} {trace.drafter}",
+            recorded=None if own else recorded.label(trace),
+            meta=recorded.facts(trace),
+            autoplay=not own,
+        )
+        note = trace.note
+    else:
         st.info("Nothing to show yet: press Run.")
         return
-    own = live or (run is not None and shown is run.trace)
-    player(
-        shown,
-        key="player",
-        run_id=run.id if own else f"{shown.recorded_at} {shown.drafter}",
-        streaming=live,
-        recorded=None if own else recorded.label(shown),
-        meta=recorded.facts(shown),
-        autoplay=not own,
-    )
-    if shown.note:
-        st.caption(plain(shown.note))
+    if note:
+        st.caption(plain(note))
 
 
 def _status(run: Run) -> None:
     if run.status == "loading":
-        st.progress(preparing.fraction(run.progress), preparing.words(run.progress))
+        st.progress(run.progress.fraction, run.progress.text)
     elif run.status == "failed":
         st.error(run.error)
     elif run.status == "stopped" and not run.rounds:

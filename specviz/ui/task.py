@@ -1,7 +1,7 @@
-"""Work in the background, seen from a page: a button that starts a measurement, progress, Stop, and what came out.
+"""Background work on a page: a button that starts a measurement, its progress, Stop, and its result.
 
-Work that nobody watches any more (the tab was closed, another page was opened) stops itself, and only one measurement
-runs at a time in the whole server: two would spoil each other's times.
+Work that is no longer watched (the tab was closed, another page was opened) stops by itself. Only one measurement runs
+at a time in the whole server, since two would disturb each other's times.
 """
 
 from __future__ import annotations
@@ -11,23 +11,22 @@ from collections.abc import Callable
 
 import streamlit as st
 
-from specviz import worker
 from specviz.errors import SpecVizError
-from specviz.worker import Watched, Worker
+from specviz.worker import Job, Task, Watched, Worker
 
 POLL_SECONDS = 0.5
 _ONE = threading.Lock()
 
-Work = Callable[[Callable[[float, str], None], Callable[[], bool]], object]
-"""work(progress, stop) -> result; raises SpecVizError with a sentence."""
+Work = Callable[[Job], object]
+"""A measurement: reports to a job and returns its result. Raises SpecVizError with a sentence."""
 
 
 # ------------------------------------------------------------------------------------------ any work
 
 
 def follow(job: Worker, stopped: str = "", more: Callable[[], None] | None = None, every: float = POLL_SECONDS) -> None:
-    """Show how far it is and keep it going while somebody looks; what went wrong; `stopped`, if it was stopped; and
-    below that whatever `more` draws. The page is drawn anew when it has ended."""
+    """Show a worker's progress while this page polls it, then its error, or `stopped` if it was stopped. `more` draws
+    what is below. The page is drawn again when the work ends."""
     alive = job.alive
     st.fragment(_follow, run_every=every if alive else None)(job, alive, stopped, more)
 
@@ -36,9 +35,9 @@ def _follow(job: Worker, was_alive: bool, stopped: str, more: Callable[[], None]
     job.poll()
     if was_alive and not job.alive:
         st.rerun()
-    with st.container():  # a place of its own, so that what is below never moves
+    with st.container():  # one container, so that what is below never moves
         if job.alive:
-            st.progress(job.fraction, job.stage or "Starting")
+            st.progress(job.progress.fraction, job.progress.text or "Starting")
         elif job.status == "failed":
             st.error(job.error)
         elif job.status == "stopped" and stopped:
@@ -48,8 +47,9 @@ def _follow(job: Worker, was_alive: bool, stopped: str, more: Callable[[], None]
 
 
 def stop_button(job: Watched | None, key: str) -> None:
-    """Stop. Outside every fragment, so that a click interrupts."""
-    if st.button("Stop", icon=":material/stop:", disabled=job is None or not job.alive, key=key):
+    """The Stop button of a job. Outside every fragment, so that a click interrupts the script."""
+    clicked = st.button("Stop", icon=":material/stop:", disabled=job is None or not job.alive, key=key)
+    if clicked and job is not None:
         job.stop()
         job.join(2.0)
         st.rerun()
@@ -58,23 +58,22 @@ def stop_button(job: Watched | None, key: str) -> None:
 # ------------------------------------------------------------------------------------------ measurements
 
 
-class Measurement(worker.Task):
-    """One measurement under way, or waiting for another to end."""
+class Measurement(Task[object]):
+    """One measurement, in progress or waiting for another to end."""
 
     patience = 15.0
 
     def work(self) -> None:
-        self.tell("Waiting for another measurement to end")
+        self.report("Waiting for another measurement to end")
         while not _ONE.acquire(timeout=0.2):
-            if self.stopping():
-                raise SpecVizError("Stopped.")
+            self.check()
         try:
-            self.tell("Starting")
+            self.report("Starting")
             super().work()
         except Exception as error:
             if isinstance(error, MemoryError) or ("memory" in str(error) and not isinstance(error, SpecVizError)):
                 raise SpecVizError(
-                    "The memory did not suffice: lower the batch or the context, or choose a smaller model."
+                    "Out of memory: lower the batch or the context, or choose a smaller model."
                 ) from error
             raise
         finally:
@@ -91,7 +90,7 @@ def button(
     disabled: bool = False,
     keep: Callable[[object], None] | None = None,
 ) -> None:
-    """A button that starts `work`; while it goes, its progress and Stop in its place.
+    """A button that starts `work`; while it runs, its progress and Stop are shown instead.
 
     The result goes to st.session_state[key], or to `keep(result)`.
     """
@@ -102,13 +101,11 @@ def button(
     if task is not None and task.status == "complete":
         del st.session_state[f"{key}-task"]
         (keep or (lambda result: st.session_state.__setitem__(key, result)))(task.result)
-        st.rerun()  # what stands further up shows the result too
+        st.rerun()  # sections above show the result too
     if st.button(
         label, key=f"{key}-button", icon=icon, help=help, type="primary" if primary else "secondary", disabled=disabled
     ):
-        st.session_state[f"{key}-task"] = Measurement(
-            lambda tell, stop: work(lambda fraction, words: tell(words, fraction), stop)
-        )
+        st.session_state[f"{key}-task"] = Measurement(work)
         st.rerun()
     if task is not None and task.status == "failed":
         st.error(task.error)
@@ -122,6 +119,6 @@ def _tick(key: str, label: str) -> None:
     if not task.alive:
         st.rerun()
     bar, stop = st.columns([6, 1], vertical_alignment="center")
-    bar.progress(task.fraction, f"{label}: {task.stage}")
+    bar.progress(task.progress.fraction, f"{label}: {task.progress.text}")
     if stop.button("Stop", key=f"{key}-stop", icon=":material/stop:"):
         task.stop()

@@ -19,7 +19,7 @@ def url(serve, tmp_path_factory):
 def opened(page, url):
     page.goto(f"{url}/drafters")
     expect(page.locator("article.lane")).to_have_count(6, timeout=WAIT)
-    expect(page.get_by_text("Where it fails")).to_be_visible(timeout=WAIT)
+    expect(page.get_by_text("Where drafts are rejected")).to_be_visible(timeout=WAIT)
     return page
 
 

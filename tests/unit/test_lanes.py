@@ -35,7 +35,7 @@ def run(tmp_path_factory):
 
 @pytest.mark.slow
 def test_every_prompt_runs_through_every_drafter_beside_plain_decoding(run):
-    assert run.status == "complete" and run.fraction == 1.0
+    assert run.status == "complete" and run.progress.fraction == 1.0
     assert set(run.traces) == {
         (p, d) for p in ("Six words", "the dog sees the") for d in (PLAIN, "autoregressive", "ngram")
     }
@@ -68,14 +68,14 @@ def test_a_stop_keeps_the_lanes_that_are_done(tmp_path, monkeypatch):
         "toy", ("autoregressive", "ngram"), (TEXT, "the dog sees the"), Settings(k=2, max_new_tokens=8), raw=True
     )
     stopped = Lanes(order)
-    tell = stopped.tell
+    report = stopped.report
 
-    def stop_at_the_third(stage, fraction=None):
-        tell(stage, fraction)
+    def stop_at_the_third(stage, *share):
+        report(stage, *share)
         if "(3 of" in stage:
             stopped.stop()
 
-    stopped.tell = stop_at_the_third
+    stopped.report = stop_at_the_third
     stopped.execute()
     assert stopped.status == "stopped" and len(stopped.traces) == 2
 

@@ -15,7 +15,6 @@ from specviz.engine import loop
 from specviz.engine.request import Order
 from specviz.engine.run import Run
 from specviz.errors import SettingsError
-from specviz.loader.fetch import Stopped
 from specviz.sampling import rejection
 from specviz.sampling.distributions import whole
 from specviz.sampling.rejection import draw
@@ -152,9 +151,9 @@ def test_bad_orders_are_refused_with_a_sentence():
 
 
 def test_a_job_can_be_stopped_and_says_how_far_it_is():
-    job = Task(lambda tell, stop: check("toy", "autoregressive", 3, samples=10**5, prompts=1, tell=tell, stop=stop))
+    job = Task(lambda job: check("toy", "autoregressive", 3, samples=10**5, prompts=1, job=job))
     deadline = time.monotonic() + 60
-    while not job.stage.startswith("Sampling") and time.monotonic() < deadline:
+    while not job.progress.stage.startswith("Sampling") and time.monotonic() < deadline:
         job.poll()
         time.sleep(0.02)
     job.stop()
@@ -165,10 +164,10 @@ def test_a_job_can_be_stopped_and_says_how_far_it_is():
 def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
     monkeypatch.setattr("specviz.worker.ABANDONED_SECONDS", 0.0)
 
-    def work(tell, stop):
-        while not stop():
+    def work(job):
+        while True:
+            job.check()
             time.sleep(0.01)
-        raise Stopped("The check was stopped.")
 
     job = Task(work)
     job.join(10)
@@ -177,7 +176,7 @@ def test_a_job_that_nobody_watches_stops_itself(monkeypatch):
 
 def test_a_job_turns_a_defect_into_a_sentence(caplog):
     caplog.set_level("ERROR", logger="specviz")  # the command line, tested before, keeps the log quiet
-    job = Task(lambda tell, stop: 1 / 0)
+    job = Task(lambda job: 1 / 0)
     job.join(10)
     assert job.status == "failed" and "ZeroDivisionError" in job.error
     assert "ZeroDivisionError" in caplog.text

@@ -7,8 +7,8 @@ import transformers
 from specviz.bench import step_times
 from specviz.errors import MemoryBudgetError, PairError, SpecVizError
 from specviz.hardware import shapes
-from specviz.hardware.ceilings import Stopped
 from specviz.models import random_weights
+from specviz.worker import Job, Stopped
 
 SIZES = {
     "hidden_size": 64,
@@ -61,4 +61,4 @@ def test_a_config_that_makes_no_model_is_a_sentence():
 
 def test_making_one_can_be_stopped():
     with pytest.raises(Stopped):
-        random_weights.build(CONFIGS["llama"].to_dict(), "cpu", "fp32", "x", stop=lambda: True)
+        random_weights.build(CONFIGS["llama"].to_dict(), "cpu", "fp32", "x", job=Job(stop=lambda: True))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
+from specviz import worker
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.engine.loop import decode
@@ -240,7 +241,7 @@ def test_stop_and_time_limit_cancel_what_runs(toy_target, toy_draft):
     server = served(toy_target, toy_draft, "fixed", until=10.0)
     assert server.clock.now() >= 10 and not server.busy and not any(left(server))
     assert any(r.state == "cancelled" for r in server.records.values())
-    server = served(toy_target, toy_draft, "fixed", stop=lambda: True)
+    server = served(toy_target, toy_draft, "fixed", watch=worker.Job(stop=lambda: True))
     assert not server.records
 
 

@@ -8,12 +8,14 @@ import torch
 import transformers
 
 from specviz.bench import monitor_overhead, step_times
-from specviz.cli import hardware
+from specviz.cli import bottleneck, roofline
+from specviz.cli import ceilings as ceilings_command
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware import ceilings
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Ceilings
+from specviz.worker import Job, Stopped
 
 ROOFS = Ceilings("cpu", "fp32", 1e13, 1e15, (1e13, 1e13), (1e15, 1e15), "2026-01-01T00:00:00+00:00")
 
@@ -87,8 +89,8 @@ def test_a_cache_that_would_not_fit_is_refused(model, monkeypatch):
 
 def test_measuring_can_be_stopped(model):
     calls = iter([False, False, True])
-    with pytest.raises(ceilings.Stopped):
-        step_times.measure(model, [1], [1], 8, stop=lambda: next(calls, True))
+    with pytest.raises(Stopped):
+        step_times.measure(model, [1], [1], 8, job=Job(stop=lambda: next(calls, True)))
 
 
 def test_the_busy_search_gives_the_closest_batch_and_its_verify_step(model):
@@ -125,7 +127,9 @@ def test_the_commands_print_one_json_object(monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(ceilings._WIDEST, "cpu", 256)
     monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
     parser = argparse.ArgumentParser()
-    hardware.add_parsers(parser.add_subparsers(required=True))
+    commands = parser.add_subparsers(required=True)
+    for module in (ceilings_command, roofline):
+        module.add_parsers(commands)
     for command in (
         ["ceilings", "--json", "--device", "cpu"],
         [
@@ -176,8 +180,8 @@ def test_repetitions_that_differ_widely_are_told(model):
 def test_widths_are_refused_and_stopped_like_all_else(model):
     with pytest.raises(SettingsError):
         step_times.by_width(model, [0, 1])
-    with pytest.raises(ceilings.Stopped):
-        step_times.by_width(model, [1], context=8, repeats=1, stop=lambda: True)
+    with pytest.raises(Stopped):
+        step_times.by_width(model, [1], context=8, repeats=1, job=Job(stop=lambda: True))
 
 
 def test_an_architecture_that_cannot_be_made_small_has_no_dispatch_time():
@@ -201,7 +205,7 @@ def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watchin
     monkeypatch.setattr(ceilings, "_SECONDS", {False: 0.1, True: 0.05})
     monkeypatch.setattr(monitor_overhead, "BLOCK_SECONDS", 0.6)
     parser = argparse.ArgumentParser()
-    hardware.add_parsers(parser.add_subparsers(required=True))
+    bottleneck.add_parsers(parser.add_subparsers(required=True))
     call = [
         "bottleneck",
         "--device",
@@ -234,7 +238,8 @@ def test_the_bottleneck_command_prints_widths_busy_batch_and_the_cost_of_watchin
 def test_the_help_of_every_command_here_can_be_printed():
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(required=True)
-    hardware.add_parsers(commands)
+    for module in (ceilings_command, roofline, bottleneck):
+        module.add_parsers(commands)
     assert "12 % busy" in " ".join(parser.format_help().split())
     for command in commands.choices.values():
         assert command.format_help()

@@ -54,18 +54,18 @@ def test_cells_are_measured_and_their_counts_add_up(at_home):
 
 def test_stop_and_resume(at_home):
     sweep = Sweep(order())
-    told = sweep.tell
+    report = sweep.report
 
-    def stop_at_the_second(stage, fraction=None):
-        told(stage, fraction)
+    def stop_at_the_second(stage, *share):
+        report(stage, *share)
         if "cell 2" in stage:
             sweep.stop()
 
-    sweep.tell = stop_at_the_second
+    sweep.report = stop_at_the_second
     sweep.execute()
     assert sweep.status == "stopped" and 1 <= len(sweep.cells) < 4
     first = sweep.cells[0, 1, 0]
-    sweep.tell = told
+    sweep.report = report
     sweep._halt.clear()
     sweep.execute()
     assert sweep.status == "complete" and not sweep.missing and sweep.cells[0, 1, 0] is first
