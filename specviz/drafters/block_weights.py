@@ -98,14 +98,14 @@ class BlockWeights:
         self.weight_bytes: float = self.layers.products[0].weight_bytes
         """Bytes of one weight of a layer."""
         self.shape = ModelShape(
-            "block drafter",
-            c.layers,
-            c.hidden_size,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            c.ffn,
-            len(net.draft_ids),
+            name="block drafter",
+            layers=c.layers,
+            hidden=c.hidden_size,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            ffn=c.ffn,
+            vocab=len(net.draft_ids),
             weight_bytes=self.weight_bytes,
             head_bytes=self.head.weight_bytes,
             small_weights=extra,

@@ -176,14 +176,14 @@ class ForeignDrafter:
         net, c = self.net, self.net.config
         size = net.fc.weight.element_size()
         shape = ModelShape(
-            "block drafter",
-            c.backbone.num_hidden_layers,
-            c.backbone.hidden_size,
-            c.backbone.num_attention_heads,
-            c.backbone.num_key_value_heads,
-            c.backbone.head_dim,
-            c.backbone.intermediate_size,
-            c.draft_vocab,
+            name="block drafter",
+            layers=c.backbone.num_hidden_layers,
+            hidden=c.backbone.hidden_size,
+            heads=c.backbone.num_attention_heads,
+            kv_heads=c.backbone.num_key_value_heads,
+            head_dim=c.backbone.head_dim,
+            ffn=c.backbone.intermediate_size,
+            vocab=c.draft_vocab,
             weight_bytes=size,
             cache_bytes=size,
             activation_bytes=size,

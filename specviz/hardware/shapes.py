@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 
 from specviz.errors import SettingsError
+from specviz.hardware.config_shapes import model_shape
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.quantised import stored
 
@@ -99,7 +100,7 @@ def from_config(config: dict, name: str | None = None) -> ModelShape:
     """The shape of a config.json, its weights as wide as it says they are published. Raises SpecVizError."""
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     width = {"float32": 4.0}.get(str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")), 2.0)
-    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
+    shape = model_shape(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
     found = stored(config if text is config else text | config, width)
     if found is None:
         return shape

@@ -9,7 +9,7 @@ def explain(error: BaseException, repo: str, revision: str | None) -> str:
 
     kinds = {type(e).__name__ for e in _chain(error)}
     status = next(
-        (e.response.status_code for e in _chain(error) if getattr(getattr(e, "response", None), "status_code", None)),
+        (code for e in _chain(error) if (code := getattr(getattr(e, "response", None), "status_code", None))),
         None,
     )
     if "GatedRepoError" in kinds:

@@ -17,7 +17,7 @@ from typing import Any, Self, cast
 import torch
 
 from specviz.errors import PairError, SettingsError
-from specviz.hardware.costs import ModelShape
+from specviz.hardware.config_shapes import model_shape
 from specviz.loader.causal_module import CausalModule
 from specviz.loader.llama import Llama
 from specviz.models.attention import PackedAttention, attend
@@ -126,7 +126,7 @@ class CausalModel:
             weight_bytes, self.dtype = self._fused.weight_bytes, self._fused.stream
         self.graphs = graphs_of(self, self._fused)
         """CUDA graphs of its passes, on a CUDA GPU only."""
-        shape = ModelShape.from_config(self.config, weight_bytes, self.dtype.itemsize)
+        shape = model_shape(self.config, weight_bytes, self.dtype.itemsize)
         self.shape = shape if self._fused is None else replace(shape, head_bytes=self._fused.head.weight_bytes)
 
     def first(self, layers: int) -> Self:

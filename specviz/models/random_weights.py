@@ -13,6 +13,7 @@ import torch
 
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
 from specviz.format import gigabytes
+from specviz.hardware.config_shapes import model_shape
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
 from specviz.loader.config_and_tokenizer import LOADING, transformers
@@ -33,7 +34,7 @@ def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
     if precision not in _DTYPES:
         raise SettingsError(f"Noise cannot be held in {precision}: choose one of {', '.join(_DTYPES)}.")
     width = WEIGHT_BYTES[precision]
-    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=width, name=name)
+    shape = model_shape(config, weight_bytes=width, cache_bytes=width, name=name)
     wanted, free = int(1.15 * shape.stored_bytes) + 200_000_000, free_memory_bytes(device)
     if wanted > free:
         raise MemoryBudgetError(
