@@ -37,7 +37,7 @@ def home() -> Path:
 
 
 def models() -> Path:
-    """The folder inside `home()` that holds converted weights, one folder a model; created on demand."""
+    """The folder inside `home()` for converted weights, one folder a model; created on demand."""
     folder = home() / "models"
     try:
         folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""A block drafter's rounds on a GPU as CUDA graphs: new context, block pass, head and serial head in one launch.
+"""CUDA graphs of a block drafter's rounds: new context, block pass, head and serial head in one launch.
 
 Sizes are rounded up as in models/graphs.py. Padding writes to a cache slot that belongs to no row, and its results are
 not read.

@@ -1,4 +1,4 @@
-"""A block drafter's weights in the layout of its fast forms: fused operators, kernels.c, CUDA graphs.
+"""A block drafter's weights, merged and packed for drafting by fused operators, kernels.c or CUDA graphs.
 
 Matrices with the same input are one product, and the context's keys and values are computed for all layers at once.
 Where kernels.c has kernels for them, weights are rounded to 4 bits (kernels/packed.py), the head's to 8; otherwise they

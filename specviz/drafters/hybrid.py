@@ -1,9 +1,9 @@
 """The hybrid drafter (after DSpark, arXiv 2607.05147): a parallel pass, then a small serial pass that refines it.
 
-The first stage is the parallel drafter's block pass. The second walks the slots from left to right: from the second
-on, each slot's state is refined with the two tokens just before it, and its token is drawn from the refined logits, so
-q is the exact distribution that the token came from. A confidence per slot estimates the chance that the draft
-survives, given that all before it did. Knows no training.
+The first stage is the parallel drafter's block pass. The second stage goes through the slots from left to right: from
+the second on, each slot's state is refined with the two tokens just before it, and its token is drawn from the refined
+logits, so q is the exact distribution that the token came from. A confidence per slot estimates the chance that the
+draft survives, given that all before it did.
 """
 
 from __future__ import annotations

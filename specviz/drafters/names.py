@@ -1,4 +1,4 @@
-"""Names of drafters: those a pair can run with, paths of folders, and FILE.py:CLASS. Imports no torch."""
+"""Drafter names: those that a pair can run with, paths of folders, and FILE.py:CLASS. Imports no torch."""
 
 from __future__ import annotations
 

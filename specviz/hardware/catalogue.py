@@ -1,4 +1,4 @@
-"""Devices people meet, by their makers' figures: dense peaks, bandwidth and memory, each row with its source.
+"""Catalogue of devices by their makers' figures: dense peak FLOPs, bandwidth and memory, each with its source.
 
 Peaks are *dense*: makers print 'with sparsity' figures that are twice as high and that no dense model reaches. For
 tensor units they are with 32-bit accumulation, as PyTorch multiplies; GeForce cards do that at half their advertised

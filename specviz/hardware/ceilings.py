@@ -1,4 +1,4 @@
-"""The two roofs of a device, measured: how fast it streams memory, and how fast it multiplies matrices.
+"""Measures the two roofs of a device: memory bandwidth and matrix-multiply throughput.
 
 Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
 larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
@@ -188,15 +188,15 @@ def _key(device: str, precision: str) -> str:
     return f"{device_name(device)}, {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {precision}"
 
 
-def _room(device: str, wish: int) -> int:
-    """The buffer's bytes: as wished, or less where memory is short."""
+def _buffer_bytes(device: str, wish: int) -> int:
+    """The buffer's bytes: `wish`, or less where memory is short."""
     free = free_memory_bytes(device)
     return max(2**25, min(wish, free // 4))
 
 
 def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:
     """A buffer, and ways to read all of it."""
-    size = _room(device, _BUFFER_BYTES[kind])
+    size = _buffer_bytes(device, _BUFFER_BYTES[kind])
     kernels = binding.kernels() if kind == "cpu" else None
     if kernels is None:
         buffer = torch.empty(size, dtype=torch.uint8, device=device)

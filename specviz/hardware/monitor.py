@@ -1,4 +1,4 @@
-"""The load of the device while something decodes: one thread that samples into a bounded buffer.
+"""Monitors a device's load during a run: one thread samples into a bounded buffer.
 
 On NVIDIA GPUs it asks NVML (the optional package nvidia-ml-py): streaming-multiprocessor and memory utilization, power,
 clock, memory in use, temperature and energy. Elsewhere psutil tells the load of each processor core and memory. What is
@@ -21,7 +21,7 @@ INTERVAL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the device. Shares are in 0..1; None: not told by this device."""
+    """One sample of the device's load. Shares are in 0..1; None: not reported by this device."""
 
     seconds: float
     """Since the monitor was started."""
@@ -40,7 +40,7 @@ class Sample:
 
 
 class Source:
-    """Where samples come from: `read(seconds)` gives one, `close()` lets go, `note` says what cannot be told."""
+    """A source of samples: `read(seconds)` returns one, `close()` frees it, `note` says what is missing."""
 
     name = ""
     note = ""
@@ -49,7 +49,7 @@ class Source:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to let go of by default."""
+        """Nothing to free by default."""
 
 
 class NvmlSource(Source):
@@ -142,7 +142,7 @@ class ProcessorSource(Source):
 
 
 class SilentSource(Source):
-    """Nothing can be told; `note` says why."""
+    """No figures are available; `note` says why."""
 
     def __init__(self, note: str):
         self.name, self.note = "none", note

@@ -1,4 +1,4 @@
-"""Bytes per stored weight by the quantisation in a config.json, scales included where their number is given."""
+"""Bytes per weight of quantised models, from their config.json; scales are included where their number is given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Points on the roofline: what a step did, against what the device could have done in the same time.
+"""The roofline model: measured steps against the compute and memory limits of the device.
 
-Pure arithmetic over Cost, seconds and Ceilings; knows no model, no device and no torch.
+Pure arithmetic over Cost, seconds and Ceilings, without torch.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Point:
     """Share that neither roof explains: launches, Python, and kernels that fall short of the roofs."""
     flagged: bool
     """True: the point lies above a roof, so the time, the count or the roof is wrong (often: a roof that was
-    measured while the machine was busy). Its fractions are then held at 1."""
+    measured while the machine was busy). Its fractions are then limited to 1."""
     roof: Literal["memory", "compute"] = "memory"
     """Which roof stands above the point, by its intensity alone."""
 
@@ -186,7 +186,7 @@ class Explained:
                 "overlaps with arithmetic"
             )
         if self.kernels >= self.rest:
-            return "the matrix products of so few rows do not reach the roofs"
+            return "matrix products of few rows do not reach the roofs"
         return "attention, norms and activations take more than their counted traffic"
 
 

@@ -1,7 +1,7 @@
-"""Shapes of models without their weights: well-known ones, any config.json, any model of the Hugging Face Hub.
+"""Model shapes without weights: built-in ones, and those of any config.json.
 
-A shape is all that the cost of a pass depends on, so it can be put on any device, modelled. The well-known ones are
-written as the config.json that each is published with, in the keys that count.
+The cost of a pass depends on the shape only, so it can be modelled for any device. The built-in shapes are given by the
+relevant keys of the config.json that each model is published with.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""ctypes binding of kernels.c: its structures, its functions, and checks of the tensors that it is given.
+"""ctypes binding of kernels.c: structures, functions, and checks of the tensors passed to it.
 
 `kernels` is None where the library cannot be built (another system, an older processor, no compiler): callers then use
 torch's operators. `missing_requirement` says why.

@@ -49,7 +49,7 @@ AVX512 = InstructionSet(
 BF16 = InstructionSet("AVX-512 BF16", ("avx512_bf16",), ("-mavx512bf16",))
 AMX = InstructionSet("AMX", ("amx_tile", "amx_bf16"), ("-mamx-tile", "-mamx-bf16"))
 EXTENSIONS = (BF16, AMX)
-"""Used in addition where the processor has them and the compiler knows them; the last is given up first."""
+"""Used in addition where the processor has them and the compiler knows them; the last is left out first."""
 
 FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC", "-fopenmp")
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -67,7 +67,7 @@ class BuildError(Exception):
 
 
 def instruction_set() -> InstructionSet:
-    """The instructions to compile for; further sets would be chosen here, the fastest first.
+    """The instructions to compile for; further instruction sets would be added here, the fastest first.
 
     $SPECVIZ_KERNELS is auto (the default) or off. Raises BuildError if there are no kernels for this machine or they
     are off, and SettingsError for another value.
@@ -116,7 +116,7 @@ def _library_path(sets: tuple[InstructionSet, ...], compiler: str | None) -> Pat
 
 
 def _version(compiler: str) -> str:
-    """What the compiler says of its version; "" if it says nothing."""
+    """The output of the compiler's --version; "" if it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             [compiler, "--version"], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -28,6 +29,10 @@ class CausalModule(nn.Module):
 
     def tie_weights(self) -> None:
         """Share the embedding's weight with the head, if the config says so."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: Path) -> None:
+        """transformers' modules only: write config and weights."""
         raise NotImplementedError
 
     def set_attn_implementation(self, name: str) -> None:

@@ -1,7 +1,7 @@
-"""May this drafter draft for this target? Compares what token ids mean, from tokenizers and configs alone.
+"""Vocabulary compatibility of drafter and target: token ids are compared, from tokenizers and configs alone.
 
-Speculative decoding compares p and q token by token, so that every id that both models can emit must stand for
-the same text. Equal sizes prove nothing, and different sizes need not matter: vocabularies are often padded.
+Speculative decoding compares p and q token by token, so every id that both models can emit must stand for the same
+text. Equal sizes are not sufficient, and different sizes can be fine: vocabularies are often padded.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from specviz.errors import PairError
 
 @dataclass(frozen=True)
 class VocabularyMatch:
-    """The outcome of `compare`."""
+    """Result of `compare`."""
 
     ok: bool
     reason: str
-    """One sentence: why it does not fit, or in what harmless way the two differ."""
+    """One sentence: why they are incompatible, or how they differ without harm."""
     shared: int
-    """ids 0 .. shared - 1 exist in both models; the drafter may propose only these. 0 if they do not fit."""
+    """ids 0 .. shared - 1 exist in both models; the drafter may propose only these. 0 if they are incompatible."""
 
 
 def compare(target_tokenizer, draft_tokenizer, target_vocab_size: int, draft_vocab_size: int) -> VocabularyMatch:

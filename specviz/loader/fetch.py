@@ -1,7 +1,7 @@
-"""From a Source to a folder that is ready to load: download, check, convert, each with progress and a way to stop.
+"""Fetches a model: from a Source to a folder that is ready to load (download, check, convert), with progress and stop.
 
-A folder under `paths.models()` appears by one rename, so what is there is whole. All that happens before
-happens in a neighbour whose name ends in `.work`, which the next fetch takes up or removes.
+A folder under `paths.models()` appears by one rename, so it is always complete. Work happens in a neighbouring folder
+whose name ends in `.work`, which the next fetch reuses or removes.
 """
 
 from __future__ import annotations

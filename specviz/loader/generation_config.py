@@ -1,4 +1,4 @@
-"""What a model's generation_config.json asks for beside the sampling settings, which SpecViz takes from the person."""
+"""Entries of generation_config.json that change a text and that SpecViz does not implement, or takes from the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple] = {
     "stop_strings": ([], ""),
     "remove_invalid_values": (False,),
 }
-"""Entries that change a text and that SpecViz does not do, each with the values that ask for nothing; null is one."""
+"""Entries that change a text and that SpecViz does not do, each with its neutral values; null is always neutral."""
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -48,7 +48,7 @@ def read(folder: Path) -> dict:
 
 
 def unsupported(folder: Path) -> dict:
-    """The entries of a model folder that ask for something SpecViz does not do."""
+    """The entries of a model folder that request something SpecViz does not implement."""
     entries = read(folder)
     return {k: entries[k] for k, none in NEUTRAL.items() if entries.get(k) is not None and entries[k] not in none}
 

@@ -1,7 +1,7 @@
-"""A GGUF file becomes a Hugging Face folder, once: config, tokenizer, chat template and fp32 safetensors.
+"""Converts a GGUF file to a Hugging Face folder: config, tokenizer, chat template and fp32 safetensors.
 
-`python -m specviz.loader.gguf FILE FOLDER` is how `fetch` runs it: the reader is pure Python and would hold
-up everything else in this process, and a child can be stopped at any moment and gives all its memory back.
+`fetch` runs it as `python -m specviz.loader.gguf FILE FOLDER`: the reader is pure Python and would block this process,
+and a child process can be stopped at any time and frees all its memory.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
 
 
 def read_facts(file: Path) -> tuple[dict[str, Any], list[str], list[float] | None, int]:
-    """What a GGUF file says: metadata, the vocabulary, the factors of its rotary frequencies, its number of weights."""
+    """Metadata, vocabulary, RoPE frequency factors and number of weights of a GGUF file."""
     import gguf
 
     reader = gguf.GGUFReader(file)
@@ -79,7 +79,7 @@ def read_facts(file: Path) -> tuple[dict[str, Any], list[str], list[float] | Non
 
 
 def _check_weights(module, elements: int, name: str) -> None:
-    """Raises FetchError unless the module has as many weights as the file: others would be left out, or random."""
+    """Raises FetchError unless the module has as many weights as the file: else some were dropped or are random."""
     own = sum({p.data_ptr(): p.numel() for p in module.parameters()}.values())
     if own != elements:
         raise FetchError(

@@ -1,7 +1,7 @@
-"""What a GGUF file says beside its weights: each value is found again in the config, or refused with its name.
+"""Checks that a converted config keeps every value of a GGUF file's metadata; adds missing ones or refuses the file.
 
-transformers carries over the values it knows and drops the rest without a word. A dropped value (scaled rotary
-positions, a soft cap, biases) makes another model of the same weights.
+transformers converts the values it knows and silently drops the rest. A dropped value (scaled RoPE, a soft cap, biases)
+makes a different model of the same weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _ROPE = (
     "rope.scaling.yarn_beta_slow",
     "attention.scale",
 )
-"""Keys that `_set_rope` and `_fits` deal with."""
+"""Keys handled by `_set_rope` and `_fits`."""
 _TOKENIZER = {
     "model",
     "pre",

@@ -1,6 +1,6 @@
-"""From a model folder to a torch module and a tokenizer: device, precision, memory checked first.
+"""Loads a model folder as a torch module and a tokenizer; device, precision and memory are checked first.
 
-Knows nothing of drafting; the attention implementation is left to the engine that wraps the module.
+Attention is replaced later, by models.causal.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from specviz.worker import Job
 
 @dataclass(frozen=True)
 class Loaded:
-    """One model, ready: a module in evaluation mode without gradients, and its tokenizer."""
+    """A loaded model: a module in evaluation mode without gradients, and its tokenizer."""
 
     module: CausalModule
     tokenizer: object
     folder: Path
     device: str
     precision: str
-    """fp32, bf16, fp16 or int4: what was chosen, never auto. The weights of int4 are read as fp32."""
+    """fp32, bf16, fp16 or int4, never auto. For int4 the weights are loaded as fp32."""
 
 
 def load_target(
@@ -78,7 +78,7 @@ def load_source(
     precision: str = "auto",
     job: Job | None = None,
 ) -> Loaded:
-    """One model from wherever it comes."""
+    """A model from any Source, fetched if needed."""
     device = resolve_device(device)
     precision = resolve_precision(precision, device, source)
     folder = fetch(source, job)
@@ -90,7 +90,7 @@ def load_source(
 def load_module(folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False) -> CausalModule:
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
-    A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
+    A plain Llama comes without transformers, as loader.llama has it, unless `stock`: transformers' module.
     Raises FetchError (missing, damaged or foreign weights), NotFiniteError, MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)
@@ -130,7 +130,7 @@ def _stock(folder: Path, dtype: torch.dtype) -> CausalModule:
 
 
 def stock_like(config: Any) -> CausalModule:
-    """transformers' module of a config (models.llama's or its own) with random weights, on the CPU."""
+    """transformers' module of a config (loader.llama's or its own) with random weights, on the CPU."""
     classes = transformers()
     made = classes.AutoConfig.for_model(**config.to_dict())
     with LOADING:

@@ -1,4 +1,4 @@
-"""What is in a model folder, without loading it: is it complete, how many weights, what does its config say."""
+"""Inspects a model folder without loading it: completeness, number of weights, config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ out scaled rotary positions and tokens that end a turn."""
 
 @dataclass(frozen=True)
 class Folder:
-    """A model folder that was found complete."""
+    """A complete model folder."""
 
     path: Path
     config: dict

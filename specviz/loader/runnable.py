@@ -1,4 +1,4 @@
-"""Whether SpecViz can run a model, from its config.json alone."""
+"""Checks from config.json alone whether SpecViz can run a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Disk and memory that a model needs, against what is free."""
+"""Disk and memory that a model needs, and checks that they are free."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from specviz.hardware.memory import free_memory_bytes
 from specviz.loader.pairs import Size, Source
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int4": 4}
-"""While a model is loaded: int4 is made of fp32."""
+"""Bytes per weight while a model is loaded: int4 is packed from fp32."""
 
 
 WORKING_BYTES = 300_000_000
-"""Most room to allow for activations, logits and the allocator beside the weights of a model (an estimate)."""
+"""Upper estimate of the memory for activations, logits and the allocator, beside the weights."""
 
 
 SPARE_DISK_BYTES = 50_000_000

