@@ -24,7 +24,7 @@ from specviz.trace.records import MAX_K
 from specviz.worker import Worker
 
 if TYPE_CHECKING:
-    from specviz.engine.run import ModelStore
+    from specviz.engine.model_store import ModelStore
 
 FILE = FOLDER / "draft-cost.json"
 """The recorded measurement that ships."""
@@ -99,8 +99,9 @@ class Costs(Worker):
     def work(self) -> None:
         import torch
 
+        from specviz.engine.drafter_factory import make_drafter
+        from specviz.engine.model_store import STORE
         from specviz.engine.prompts import encode
-        from specviz.engine.run import STORE, make_drafter
         from specviz.hardware import machine
         from specviz.trace.records import Settings
         from specviz.training.evaluate import draft_seconds

@@ -8,8 +8,8 @@ from typing import Any, Protocol, Self
 
 import torch
 
-from specviz.sampling.distributions import Rows
-from specviz.sampling.transfer import read
+from specviz.sampling.distributions import Distributions
+from specviz.sampling.transfer import to_host
 from specviz.trace.records import Cost
 
 
@@ -31,10 +31,10 @@ class Proposal:
     tokens: Sequence[Sequence[int] | torch.Tensor]
     """K_r token ids each, as a list or as an int64 tensor [K_r] on the target's device, which needs no synchronization;
     `settle` replaces tensors by lists. The same holds for `confidence` and `first_guess`."""
-    draft_probs: Sequence[Rows]
+    draft_probs: Sequence[Distributions]
     """[K_r, V] float64 each, as a tensor or lazily: exactly the distributions that the tokens were drawn from; one-hot
     for deterministic drafts. They must not depend on the target's random numbers."""
-    draft_logits: Sequence[Rows | None]
+    draft_logits: Sequence[Distributions | None]
     """[K_r, V] float32 raw logits (-inf outside the drafter's vocabulary), or None for a lookup."""
     draft_tokens: int
     """Positions that the drafter forwarded for this proposal."""
@@ -57,7 +57,7 @@ class Proposal:
 
     def on_host(self) -> Self:
         """Itself, with lists in place of tensors."""
-        self.settle(read(*self.parts()))
+        self.settle(to_host(*self.parts()))
         return self
 
 

@@ -31,7 +31,7 @@ from specviz.models.graphs import (
     last_position,
     store_attention,
 )
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 from specviz.trace.records import Settings
 
 Choose = Callable[[FusedBlock, DraftVocabulary, Settings, BlockOutput], Drafted]
@@ -76,8 +76,8 @@ class BlockGraphs(Recordings):
         store, slots = cache.store, [cache.slot(row) for row in rows]
         uniforms = _padded(inputs.uniforms, counts, sizes.rows, sizes.slots)
         tensors = [
-            onto(_indices(sizes, slots, store.slots, lengths, context, inputs), self.device),
-            onto(uniforms, self.device, torch.float64),
+            to_device(_indices(sizes, slots, store.slots, lengths, context, inputs), self.device),
+            to_device(uniforms, self.device, torch.float64),
             torch.stack([*inputs.last_states, *list(inputs.last_states[:1]) * (sizes.rows - len(rows))]),
             *self._padded_taps(inputs, sizes),
         ]

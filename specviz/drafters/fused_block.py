@@ -18,7 +18,7 @@ from specviz.models.attention import Attend, PackedAttention, apply_rope
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.fused import norm
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 
 
 class FusedBlock:
@@ -45,7 +45,7 @@ class FusedBlock:
         last = dict(zip(inputs.rows, inputs.last_states))
         if new := {row: taps for row, taps in zip(inputs.rows, inputs.taps) if taps is not None}:
             last |= zip(new, self.add_context(cache, list(new), list(new.values())))
-        anchors = onto(inputs.anchors, self.weights.masks.device)
+        anchors = to_device(inputs.anchors, self.weights.masks.device)
         states = self.states(cache, inputs.rows, anchors, torch.stack(list(last.values())), inputs.counts)
         return states, self.head(states), list(last.values())
 
@@ -104,7 +104,7 @@ class FusedBlock:
         first, later = (part[:, None] for part in weights.inputs(condition).split(self.config.hidden_size, -1))
         x = (torch.cat([first, later.expand(-1, most - 1, -1)], 1) + weights.masks[:most]).flatten(0, 1)
         if len(set(counts)) > 1:
-            x = x[onto([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
+            x = x[to_device([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
         x, _ = weights.layers(x, attend, *weights.rotary.rows(positions, longest))
         return norm(x, weights.gain, self.eps)
 

@@ -27,7 +27,7 @@ from specviz.drafters.slots import BlockInputs, BlockOutput, Drafted
 from specviz.errors import PairError
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
-from specviz.sampling.transfer import onto, starts_of
+from specviz.sampling.transfer import offsets, to_device
 from specviz.trace.records import Cost, Settings
 
 
@@ -132,11 +132,11 @@ class ParallelDrafter:
         block = BlockOutput(
             states=states,
             logits=logits,
-            texts=onto(inputs.texts, states.device),
-            uniforms=onto(inputs.uniforms, states.device, torch.float64),
+            texts=to_device(inputs.texts, states.device),
+            uniforms=to_device(inputs.uniforms, states.device, torch.float64),
             counts=inputs.counts,
         )
-        return self._choose(self.fused, self.vocabulary, self.settings, block), starts_of(inputs.counts), last
+        return self._choose(self.fused, self.vocabulary, self.settings, block), offsets(inputs.counts), last
 
     def _graphed(self, inputs: BlockInputs) -> tuple[Drafted, list[int], list[torch.Tensor]] | None:
         """As `_eager`, from a CUDA graph; None where there is none."""
