@@ -22,7 +22,6 @@ from specviz.models.graphs import (
     ROWS,
     TOKENS,
     GraphCache,
-    Recorder,
     Recordings,
     Store,
     bucket,
@@ -31,6 +30,7 @@ from specviz.models.graphs import (
     last_position,
     store_attention,
 )
+from specviz.models.recorder import Recorder
 from specviz.sampling.transfer import to_device
 from specviz.trace.records import Settings
 

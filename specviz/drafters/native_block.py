@@ -124,8 +124,8 @@ class NativeBlock:
         )
         block, _block_buffers = attention_metadata(*indices[2:5], cos[n:], sin[n:], c.heads, c.kv_heads, capacity)
         states, logits = torch.empty(tokens, hidden), torch.empty(tokens, self._outputs)
-        of_context = n * (width + hidden + c.layers * 2 * c.kv_heads * c.head_dim)
-        scratch = torch.empty((n + 4 * rows) * hidden + max(of_context, self._layers.scratch_floats(tokens)))
+        context_floats = n * (width + hidden + c.layers * 2 * c.kv_heads * c.head_dim)
+        scratch = torch.empty((n + 4 * rows) * hidden + max(context_floats, self._layers.scratch_floats(tokens)))
         input_scratch = binding.input_scratch(max(n, tokens, rows), max(width, 2 * hidden, self._layers.most_inputs))
         binding.require(4).draft_block(
             ctypes.byref(self._block),

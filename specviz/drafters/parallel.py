@@ -7,7 +7,7 @@ feed-forward. Attention inside the block is bidirectional. Embedding and head ar
 the head is restricted to a draft vocabulary.
 
 Two deviations from the paper: each tap is RMS-normed before it is fused, and the fused state of the last
-context token is also added to the block's input (small drafters gain by it). Knows no training.
+context token is also added to the block's input (small drafters gain by it).
 """
 
 from __future__ import annotations

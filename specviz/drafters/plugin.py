@@ -164,7 +164,7 @@ class CheckedDrafter:
         """The checked q [K_r, V] of one row."""
         tokens, k = list(found.tokens[i]), request.k
         if len(tokens) > k:
-            self._wrong(f"{len(tokens)} tokens were drafted for row {request.row}, which asked for {k} at most")
+            self._wrong(f"{len(tokens)} tokens were drafted for row {request.row}, which requested {k} at most")
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab:
                 self._wrong(f"it drafted the token {token!r:.40}, but the target knows 0 to {self._vocab - 1}")

@@ -2,7 +2,7 @@
 
 Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
 larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
-matrix product in the precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant
+matrix product in the given precision, of random numbers (a GPU draws less power, and so clocks higher, on constant
 ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls,
 because other programs can only slow a call down; the result is the median of the repetitions, with the lowest and the
 highest. How much other programs used the device meanwhile is kept beside it, so that a screen can say when the roofs
@@ -148,7 +148,7 @@ def load_of_others(device: str) -> Callable[[], float | None]:
     """Start watching; the function that comes back tells the share (0..1) that others used since then.
 
     On a processor: its busy time less this program's own. On an NVIDIA GPU: its load before the work here began.
-    None where neither can be told.
+    None where neither is known.
     """
     if torch.device(device).type == "cuda":
         opened = monitor.source(device)
@@ -188,10 +188,10 @@ def _key(device: str, precision: str) -> str:
     return f"{device_name(device)}, {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {precision}"
 
 
-def _buffer_bytes(device: str, wish: int) -> int:
-    """The buffer's bytes: `wish`, or less where memory is short."""
+def _buffer_bytes(device: str, preferred: int) -> int:
+    """The buffer's bytes: `preferred`, or less where memory is short."""
     free = free_memory_bytes(device)
-    return max(2**25, min(wish, free // 4))
+    return max(2**25, min(preferred, free // 4))
 
 
 def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:

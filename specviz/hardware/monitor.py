@@ -76,7 +76,7 @@ class NvmlSource(Source):
             )
             if value is None
         ]
-        self.note = f"This GPU does not tell its {' and '.join(absent)}." if absent else ""
+        self.note = f"This GPU does not report its {' and '.join(absent)}." if absent else ""
 
     def _ask(self, question: Callable, *arguments):
         """The answer, or None where the device or the permission lacks it."""
@@ -181,7 +181,7 @@ def _library(name: str):
 class Monitor:
     """Samples a source in a thread from `start` to `stop`; also a context manager. Keeps the last samples only.
 
-    With `patience` it also stops by itself once nobody has asked for samples for that many seconds.
+    With `patience` it also stops once `samples` was not called for that many seconds.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.note = ""
-        """What cannot be told, in a sentence; empty if nothing is missing."""
+        """Which figures are missing, in a sentence; empty if none."""
         self.spent_seconds = 0.0
         """Processor time that sampling itself took."""
 

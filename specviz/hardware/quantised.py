@@ -26,7 +26,7 @@ class Stored:
 def stored(config: dict, plain: float) -> Stored | None:
     """How the weights of a config.json are stored; None if it is not quantised. plain: bytes of a weight that is not.
 
-    Raises SettingsError with the method's name where the config does not tell the bits.
+    Raises SettingsError with the method's name where the bits per weight do not follow from the config.
     """
     found = next(
         (config[key] for key in ("quantization_config", "compression_config", "quantization") if config.get(key)), None

@@ -132,7 +132,7 @@ def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:
 
 @contextlib.contextmanager
 def _workplace(folder: Path, job: Job) -> Iterator[Path]:
-    """A work folder beside `folder`, held by one process at a time and removed at the end, come what may.
+    """A work folder beside `folder`, locked for one process at a time and always removed at the end.
 
     The lock belongs to the operating system, so that it falls with a process that dies; what that one left in
     the work folder is still there for the next.

@@ -62,9 +62,9 @@ def note(folder: Path) -> str:
             f"This model's generation_config asks for {_listed(asked)}, which SpecViz does not do: a program that "
             "obeys it writes another text."
         )
-    wished = {name: entries[name] for name in SAMPLING if entries.get(name) is not None}
-    if entries.get("do_sample") is True and wished:
-        said.append(f"Its generation_config suggests {_listed(wished)}; a run uses the settings it was given.")
+    suggested = {name: entries[name] for name in SAMPLING if entries.get(name) is not None}
+    if entries.get("do_sample") is True and suggested:
+        said.append(f"Its generation_config suggests {_listed(suggested)}; a run uses the settings it was given.")
     return " ".join(said)
 
 

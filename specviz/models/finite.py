@@ -30,7 +30,7 @@ _ADVICE = {
 
 def largest_logits(logits: Distributions, p: Distributions) -> torch.Tensor:
     """The largest logit [M] of each position of logits [M, V]: not finite exactly where a position is at fault.
-    p: the distributions made of them; at temperature 0 these say where it is. Never waits for the device."""
+    p: their distributions; at temperature 0 their one-hot tokens locate it. Does not synchronize."""
     if isinstance(logits, SparseRows):
         return logits.values.amax(-1)
     if isinstance(p, OneHotRows) and isinstance(logits, torch.Tensor):

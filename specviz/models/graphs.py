@@ -14,7 +14,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 from torch.nn import functional
@@ -23,6 +22,7 @@ from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models.attention import Attend, query_key_value
 from specviz.models.cache import Pass, RaggedCache
+from specviz.models.recorder import CudaRecorder, Recorder
 from specviz.sampling.transfer import to_device
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +33,6 @@ LEAST_COLUMNS = 256
 _MOST_GRAPHS = 64
 """Per store; the least recently used one goes."""
 _MOST_FREE_STORES = 2
-_WARM_UPS = 2
 
 
 def bucket(n: int, sizes: Sequence[int]) -> int | None:
@@ -50,39 +49,6 @@ def columns_bucket(n: int, most: int) -> int:
 
 
 # ------------------------------------------------------------------------------------------- recording
-
-
-class Recorder(Protocol):
-    """Captures work so that it can be launched again."""
-
-    def record(self, work: Callable[[], dict[str, torch.Tensor]]) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
-        """Returns a function that repeats the work, and the tensors that its results are written to."""
-        ...
-
-
-class CudaRecorder:
-    """CUDA graphs. Those of one recorder share one memory pool: copy results before the next launch."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._pool: Any = None
-
-    def record(self, work: Callable[[], dict[str, torch.Tensor]]) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
-        with torch.cuda.device(self.device):
-            # libraries set themselves up at their first calls, which must not be part of the graph
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    work()
-            torch.cuda.current_stream().wait_stream(side)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other sessions may use the GPU while this one records
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = work()
-        return graph.replay, results
 
 
 # ----------------------------------------------------------------------------------------------- stores

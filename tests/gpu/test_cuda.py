@@ -17,7 +17,8 @@ from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.hardware import ceilings, machine
-from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
+from specviz.models.graphs import GraphCache, Recordings
+from specviz.models.recorder import CudaRecorder
 from specviz.sampling import transfer
 from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
