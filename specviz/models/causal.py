@@ -25,6 +25,7 @@ from specviz.models.cache import Pass, RaggedCache
 from specviz.models.config_limits import first_layers_config, position_limit
 from specviz.models.fused import FusedLlama, is_plain_llama
 from specviz.models.graphs import graphs_of
+from specviz.models.weight_storage import Product
 from specviz.sampling.transfer import offsets, to_device
 
 ATTENTION = "specviz_ragged"
@@ -151,7 +152,7 @@ class CausalModel:
         return None if self.max_positions is None else max(0, self.max_positions - new_tokens)
 
     @property
-    def products(self) -> list[tuple[Callable[[torch.Tensor], torch.Tensor], tuple[int, ...]]]:
+    def products(self) -> list[tuple[Product | torch.nn.Linear, tuple[int, ...]]]:
         """Every linear layer of a pass, with its weight's shape [out, in]; the head last."""
         if self._fused is not None:
             return [(product, product.shape) for product in self._fused.products]
