@@ -64,8 +64,8 @@ class Proposal:
 class Drafter(Protocol):
     """One run's drafter. Weights may be shared between drafters; caches belong to one run.
 
-    Order of calls: `start` once per row, then per round `propose`, and for each row that goes on
-    `commit`; `drop` when a row ends.
+    Order of calls: `start` once per row, then per round `propose`, and `commit` for each
+    row that continues; `drop` when a row ends.
     """
 
     name: str

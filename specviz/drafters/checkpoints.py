@@ -31,7 +31,7 @@ class TrainedNet(Protocol):
 
 
 FOLDER = ASSETS / "drafters"
-"""Where the shipped drafters lie."""
+"""Folder of the shipped drafters."""
 FORMAT = "specviz-drafter-1"
 
 

@@ -1,6 +1,6 @@
 """User-supplied drafters: FILE.py:CLASS, a class with the methods of `base.Drafter`, built as CLASS(target, settings).
 
-Loading one runs the code of its file; `names.code_permitted` says who may. All that it returns is checked before the
+Loading one runs the code of its file; only within `names.code_permitted`. All that it returns is checked before the
 loop uses it, because a q other than the distribution that was drawn from, or a token that does not exist, would change
 the output distribution without an error. Every fault is reported in one sentence with file, class and reason.
 """

@@ -60,7 +60,7 @@ class PublishedConfig:
     """Target layers, from 0, whose outputs it reads."""
     mask_token: int
     draft_vocab: int
-    """Tokens it can propose; the target's whole vocabulary unless the file brings a table."""
+    """Tokens it can propose; the target's whole vocabulary unless the file contains a table."""
     causal: tuple[bool, ...]
     """Per draft layer: whether a slot attends only to slots before it"""
     windows: tuple[int | None, ...]
@@ -149,7 +149,7 @@ class _Reader:
         self.about, self.nested = about, nested
 
     def get(self, name: str, default=None):
-        """A field of the drafter itself; `dflash_config` goes before the top level."""
+        """A field of the drafter itself; `dflash_config` has precedence over the top level."""
         return self.nested.get(name, self.about.get(name, default))
 
     def whole(self, name: str, low: int, high: int = 10**7, source: dict | None = None) -> int:

@@ -206,7 +206,7 @@ def load_net(folder: Path, target: CausalModel) -> PublishedNet:
 
 
 def _own_or_targets(own: torch.Tensor | None, targets: torch.Tensor, placed) -> torch.Tensor:
-    """The file's tensor, unless it is missing or the target's own once more."""
+    """The file's tensor; the target's if it is missing or equal to it."""
     if own is None:
         return targets.detach()
     own = placed(own)
@@ -249,7 +249,7 @@ def _stored(folder: Path) -> dict[str, tuple[Path, dict]]:
 def _check_names(
     folder: Path, net: PublishedNet, config: PublishedConfig, stored: Mapping[str, tuple[int, ...]]
 ) -> None:
-    """Every weight of the net is there with its shape, and nothing else is. Raises FetchError with the names."""
+    """Raises FetchError with the names of weights that are missing, unknown or of the wrong shape."""
     c = config.backbone
     wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     allowed = {

@@ -1,12 +1,12 @@
 """Measures the two roofs of a device: memory bandwidth and matrix-multiply throughput.
 
 Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
-larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
-matrix product in the given precision, of random numbers (a GPU draws less power, and so clocks higher, on constant
-ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls,
-because other programs can only slow a call down; the result is the median of the repetitions, with the lowest and the
-highest. How much other programs used the device meanwhile is kept beside it, so that a screen can say when the roofs
-are too low.
+larger than any processor cache, which is the access pattern of reading weights. Throughput is a large square matrix
+product in the given precision, of random numbers (a GPU draws less power, and so clocks higher, on constant ones); that
+of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls, because other
+programs can only slow a call down; the result is the median of the repetitions, with the lowest and the highest. The
+share of the device that other programs used meanwhile is stored too, so that a warning can be shown when the roofs are
+too low.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REPEATS = {False: (5, 40), True: (3, 9)}
 """Least and most repetitions, the warm-up counted."""
 _UNSTEADY = 1.25
 _BUSY = 0.15
-"""Share of the device that other programs may use before a sentence says so."""
+"""Share of the device that other programs may use before a warning is shown."""
 
 
 def measure(
@@ -145,7 +145,7 @@ def steady_warning(ceilings: Ceilings) -> str | None:
 
 
 def load_of_others(device: str) -> Callable[[], float | None]:
-    """Start watching; the function that comes back tells the share (0..1) that others used since then.
+    """Start measuring the load of other programs; the returned function gives their share (0..1) since then.
 
     On a processor: its busy time less this program's own. On an NVIDIA GPU: its load before the work here began.
     None where neither is known.

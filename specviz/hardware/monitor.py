@@ -1,8 +1,8 @@
 """Monitors a device's load during a run: one thread samples into a bounded buffer.
 
-On NVIDIA GPUs it asks NVML (the optional package nvidia-ml-py): streaming-multiprocessor and memory utilization, power,
-clock, memory in use, temperature and energy. Elsewhere psutil tells the load of each processor core and memory. What is
-missing is said in a sentence (`note`), never hidden.
+On NVIDIA GPUs it reads NVML (the optional package nvidia-ml-py): streaming-multiprocessor and memory utilization,
+power, clock, memory in use, temperature and energy. Elsewhere psutil gives the load of each processor core and memory.
+What is missing is said in a sentence (`note`), never hidden.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def source(device: str) -> Source:
             except library.NVMLError as error:
                 note = f"NVML cannot be used here ({error}). Shown is the processor."
     elif device == "mps":
-        note = "This system tells programs nothing of its GPU's load. Shown is the processor."
+        note = "This system does not report its GPU's load. Shown is the processor."
     library = _library("psutil")
     if library is None:
         return SilentSource("To see the load of the processor, install psutil.")

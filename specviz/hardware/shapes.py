@@ -97,7 +97,7 @@ CONFIGS: dict[str, dict] = {
 
 
 def from_config(config: dict, name: str | None = None) -> ModelShape:
-    """The shape of a config.json, its weights as wide as it says they are published. Raises SpecVizError."""
+    """The shape of a config.json, with the bytes per weight of its dtype and quantisation. Raises SpecVizError."""
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     width = {"float32": 4.0}.get(str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")), 2.0)
     shape = model_shape(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)

@@ -63,7 +63,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """There is no library. The message says what is missing, in words that follow "it needs"."""
+    """The library could not be built or loaded. The message is what is missing, in words that follow "it needs"."""
 
 
 def instruction_set() -> InstructionSet:
@@ -160,7 +160,7 @@ def _attempts(base: InstructionSet, extensions: list[InstructionSet]) -> Iterato
 
 
 def _openmp() -> list[str]:
-    """torch's own OpenMP library: a second one would bring threads of its own, which wait by spinning."""
+    """torch's own OpenMP library: a second one would add its own threads, which wait by spinning."""
     return [str(path) for path in sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))]
 
 

@@ -75,8 +75,8 @@ def _has_whole_blocks(weight: torch.Tensor) -> bool:
 def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor | None:
     """A weight [out, in] in products.h's layout: uint8 [out / 16, in / 32, bytes of a group].
 
-    None if out or in is not a multiple of 16 or 32, or if 4 or 8 bits do not hold the weight exactly and `nearest` does
-    not ask for the nearest levels. Exact are weights whose groups reach their outermost levels, as llama.cpp's do.
+    None if out or in is not a multiple of 16 or 32, or if 4 or 8 bits do not represent the weight exactly and `nearest`
+    is False. The levels are exact if every group uses the lowest and the highest level, as in files by llama.cpp.
     """
     if not _has_whole_blocks(weight):
         return None

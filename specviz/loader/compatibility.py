@@ -26,9 +26,9 @@ class VocabularyMatch:
 def compare(target_tokenizer, draft_tokenizer, target_vocab_size: int, draft_vocab_size: int) -> VocabularyMatch:
     """Compare two transformers tokenizers id by id. The sizes are the models' (rows of the LM head).
 
-    They fit if no id stands for two different texts, each has next to all the tokens of the other, and both
+    They are compatible if no id means two different texts, each has nearly all tokens of the other, and both
     end a text with the same token. A handful of tokens that only one names (added later, or mere padding to
-    the other) does no harm: the drafter just never proposes them.
+    the other) is harmless: the drafter never proposes them.
     """
     shared = min(target_vocab_size, draft_vocab_size)
     target, draft = meanings(target_tokenizer), meanings(draft_tokenizer)

@@ -63,7 +63,7 @@ def _fetch(source: Source, job: Job) -> Path:
 def fetch_small(source: Source, job: Job | None = None) -> Path:
     """A folder with config and tokenizer, perhaps without weights: enough to compare vocabularies.
 
-    From the Hub only these small files are downloaded; other sources have nothing to gain and are fetched whole.
+    From the Hub only these small files are downloaded; other sources are fetched completely.
     """
     if source.kind != "hub" or fetched(source) is not None:
         return fetch(source, job)

@@ -54,7 +54,7 @@ def unsupported(folder: Path) -> dict:
 
 
 def note(folder: Path) -> str:
-    """A sentence for a run on what the folder asks for and a run does not do by itself; "" if that is nothing."""
+    """A note on entries that a run does not apply by itself; "" if there are none."""
     entries, asked = read(folder), unsupported(folder)
     said = []
     if asked:

@@ -110,7 +110,7 @@ def _tokenizer(facts: dict[str, Any], name: str, where: dict):
 
 
 def _as_written(tokenizer):
-    """The same tokenizer, saved so that tokenizer.json says all: bos and eos are added by its template, and no class of
+    """The same tokenizer with all settings in tokenizer.json: bos and eos are added by its template, and no class of
     an architecture puts its own splitting in place of the file's."""
     tokenizer.update_post_processor()
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}

