@@ -22,9 +22,10 @@ from specviz.bench.same_task import Departure, departure
 from specviz.checks.lossless import texts_for
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.names import drafter_names, trained
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import Measurements, decode
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
 from specviz.engine.prompts import encode, lines_of, presets_for
-from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
 from specviz.errors import SettingsError, SpecVizError
 from specviz.hardware import ceilings, machine, roofline, shapes
 from specviz.loader import load_model
@@ -233,7 +234,7 @@ def bench_shape(
     precision = resolve_precision(precision, device)
     config = shapes.CONFIGS.get(name) or hub_config(name)
     model = random_weights.build(config, device, precision, name, job.part(0.0, 0.0))
-    target = Opened(model, None, device, precision)
+    target = LoadedModel(model, None, device, precision)
     job.report("Ceilings and steps")
     timed = _steps(target, scale.steps)
     job.report("Plain decoding against transformers")
@@ -277,7 +278,7 @@ def _all(pair: Pair) -> tuple[str, ...]:
 
 
 def _groups(
-    pair: Pair, target: Opened, prompts: Sequence[str] | None, scale: Scale, batch: int
+    pair: Pair, target: LoadedModel, prompts: Sequence[str] | None, scale: Scale, batch: int
 ) -> tuple[list[peers.Group], list[peers.Group]]:
     """Groups of `batch` prompts to measure on, one beginning with each prompt, and groups to pick K on."""
     held_out, _, raw = texts_for(pair.name)
@@ -307,11 +308,11 @@ def prompts_from(wish: str, pair: str) -> list[str] | None:
 # ------------------------------------------------------------------------------------------- our systems
 
 
-def _plain(target: Opened) -> System:
+def _plain(target: LoadedModel) -> System:
     return System("specviz", "plain", target.precision, _ours(target, lambda s: None, 0), 0)
 
 
-def _ours(target: Opened, make: Callable, k: int, eos_ids: frozenset[int] | None = None) -> peers.Run:
+def _ours(target: LoadedModel, make: Callable, k: int, eos_ids: frozenset[int] | None = None) -> peers.Run:
     def run(group: peers.Group, tokens: int) -> peers.Spoken:
         settings = Settings(k=k, max_new_tokens=tokens)
         drafter, measured = make(settings), Measurements()
@@ -336,7 +337,7 @@ def _ours(target: Opened, make: Callable, k: int, eos_ids: frozenset[int] | None
 
 def _picked(
     pair: Pair,
-    target: Opened,
+    target: LoadedModel,
     name: str,
     ks: Sequence[int],
     groups: Sequence[peers.Group],
@@ -371,7 +372,7 @@ def _picked(
 # ------------------------------------------------------------------------------------------------- steps
 
 
-def _steps(target: Opened, repeats: int) -> dict:
+def _steps(target: LoadedModel, repeats: int) -> dict:
     """Roofs, and median seconds of passes of 1, VERIFY and PADDED positions at the same context, taken in turn.
 
     The denominator of verify_over_decode is the fastest way to do a plain step: where a pass of two or four positions
@@ -415,7 +416,7 @@ def _steps(target: Opened, repeats: int) -> dict:
 
 def _peers(
     pair: Pair,
-    target: Opened,
+    target: LoadedModel,
     ours: Sequence[System],
     picking: Sequence[peers.Group],
     scale: Scale,
@@ -484,7 +485,7 @@ def _peers(
     return systems, notes
 
 
-def _transformers_plain(pair: Pair, target: Opened) -> System:
+def _transformers_plain(pair: Pair, target: LoadedModel) -> System:
     """transformers' plain decoding in the precision of this target, wholly in it; in bf16 where that is int4."""
     precision = "bf16" if target.precision == "int4" else target.precision
     module = load_model.load_module(fetch(pair.target), target.device, precision, stock=True)

@@ -199,7 +199,7 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     twin = Llama(small) if isinstance(model.module, Llama) else load_model.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 2**-7)
-    twin = CausalModel(twin.to(model.device, model.embedding.dtype), four_bit=model.native_bits == 4)
+    twin = CausalModel(twin.to(model.device, model.embedding.dtype), int4=model.native_bits == 4)
     found = measure(twin, [0], [1], context, repeats, prefill=False)
     return found[0].seconds
 
@@ -275,7 +275,7 @@ def draft_model(pair, target, store):
         return store.open(pair.draft, target.device, target.precision).model
     if "first-layers" not in pair.drafters or target.model.layers < 2:
         return None
-    from specviz.engine.run import FIRST_LAYERS
+    from specviz.engine.drafter_factory import FIRST_LAYERS
 
     return store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2))
 

@@ -110,7 +110,8 @@ class LoadRun(Worker):
         self._alone: dict[tuple[int, ...], list[int]] = {}
 
     def work(self) -> None:
-        from specviz.engine.run import STORE, make_drafter
+        from specviz.engine.drafter_factory import make_drafter
+        from specviz.engine.model_store import STORE
 
         store, order = self._store or STORE, self.order
         self.report("Opening the pair", 0.0)

@@ -209,26 +209,29 @@ class RealEngine:
             self._start(row)
 
     def play(self, rows, wishes, policy, chunks):
-        from specviz.engine.loop import drafts_wished, play_round
+        from specviz.engine.loop import RoundContext, draft_length, play_round
 
-        asked = [row.id for row, wish in zip(rows, wishes) if drafts_wished(self.drafter, row, wish) > 0]
+        asked = [row.id for row, wish in zip(rows, wishes) if draft_length(self.drafter, row, wish) > 0]
 
         def cut(proposal: Proposal) -> list[int]:
             sure = policy.reads_confidence and proposal.confidence is not None
             return policy.cut(asked, [len(t) for t in proposal.tokens], proposal.on_host().confidence if sure else None)
 
+        context = RoundContext(
+            target=self.target,
+            drafter=self.drafter,
+            cache=self.cache,
+            settings=self.settings,
+            eos_ids=self.eos_ids,
+            timer=self._timer,
+            record=False,
+        )
         played = play_round(
-            self.target,
-            self.drafter,
-            self.cache,
+            context,
             rows,
             wishes,
-            self.settings,
-            self.eos_ids,
-            self._timer,
             self._index,
-            cut=cut,
-            record=False,
+            verify_lengths=cut,
             chunks=[(row.id, tokens) for row, tokens in chunks],
         )
         self._index += 1
@@ -317,32 +320,32 @@ class SimulatedEngine:
             kind = "leftover" if accepted < verified[i] else "all_accepted"
             verdicts.append(
                 Verdict(
-                    row.id,
-                    0,
-                    0,
-                    proposed[i],
-                    verified[i],
-                    accepted,
-                    (),
-                    tuple(emitted),
-                    kind,
-                    0,
-                    0.0,
-                    None if row.remaining else "length",
+                    row=row.id,
+                    context=0,
+                    anchor=0,
+                    proposed=proposed[i],
+                    verified=verified[i],
+                    accepted=accepted,
+                    positions=(),
+                    emitted=tuple(emitted),
+                    kind=kind,
+                    bonus_token=0,
+                    bonus_uniform=0.0,
+                    finished=None if row.remaining else "length",
                 )
             )
         read = sum(len(tokens) for _, tokens in chunks)
         return Round(
-            0,
-            tuple(verdicts),
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            len(rows) + sum(verified) + read,
-            sum(proposed),
-            Cost(0, 0),
-            Cost(0, 0),
+            index=0,
+            rows=tuple(verdicts),
+            draft_seconds=0.0,
+            verify_seconds=0.0,
+            other_seconds=0.0,
+            recording_seconds=0.0,
+            target_tokens=len(rows) + sum(verified) + read,
+            draft_tokens=sum(proposed),
+            target_cost=Cost(0, 0),
+            draft_cost=Cost(0, 0),
         )
 
     def drop(self, row: Row, started: bool) -> None:

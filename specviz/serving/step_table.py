@@ -102,7 +102,7 @@ def round_seconds(
 ) -> list[float]:
     """Seconds of verify and judging of rounds with lengths[r] tokens (anchor and drafts) of each row, one warm-up
     round before them. The rows' texts are random."""
-    from specviz.engine.loop import play_round
+    from specviz.engine.loop import RoundContext, play_round
     from specviz.engine.sequence import Row
     from specviz.hardware.machine import clock
 
@@ -118,13 +118,20 @@ def round_seconds(
         cache.add(row.id, context + 2 * room)
     if context:
         model.forward(cache, [row.id for row in rows], [row.prompt[:-1] for row in rows], logits=False)
+    rounds = RoundContext(
+        target=model,
+        drafter=drafter,
+        cache=cache,
+        settings=settings,
+        eos_ids=frozenset(),
+        timer=timer,
+        record=False,
+    )
     spent = []
     for _ in range(repeats + 1):
         if job is not None:
             job.check()
-        played = play_round(
-            model, drafter, cache, rows, [n - 1 for n in lengths], settings, frozenset(), timer, record=False
-        )
+        played = play_round(rounds, rows, [n - 1 for n in lengths])
         spent.append(played.round.verify_seconds + played.round.other_seconds)
     return spent[1:]
 

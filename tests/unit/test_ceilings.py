@@ -1,8 +1,11 @@
 """Measuring the roofs: plausible, stoppable, kept, and deaf to a damaged file."""
 
 import dataclasses
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,6 +104,24 @@ def test_facts_of_several_threads_do_not_lose_each_other():
     assert all(facts.read("kind", str(i)) == {"i": i} for i in range(16))
 
 
+def test_facts_of_several_processes_do_not_lose_each_other(monkeypatch, tmp_path):
+    """Two processes add facts at the same time; every fact of both is in the file afterwards."""
+    monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
+    program = (
+        "import sys, time\n"
+        "from specviz.hardware import facts\n"
+        "time.sleep(max(0.0, float(sys.argv[2]) - time.time()))\n"
+        "for i in range(50): assert facts.write('kind', f'{sys.argv[1]} {i}', {'i': i})\n"
+    )
+    start = str(time.time() + 1)
+    command = [sys.executable, "-c", program]
+    processes = [
+        subprocess.Popen([*command, name, start], cwd=Path(__file__).parents[2]) for name in ("first", "second")
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert all(facts.read("kind", f"{name} {i}") == {"i": i} for name in ("first", "second") for i in range(50))
+
+
 def test_the_machine_is_described_and_has_memory():
     record = machine.describe("cpu", "fp32")
     assert record.name and record.torch == torch.__version__ and record.threads == torch.get_num_threads()
@@ -131,7 +152,15 @@ def test_a_busy_machine_is_told_with_the_measurement(monkeypatch):
 
 
 def test_an_idle_machine_with_close_repetitions_has_no_warning():
-    roofs = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1.1e10), (9e10, 1.1e11), "2026-01-01T00:00:00+00:00")
+    roofs = Ceilings(
+        device="cpu",
+        precision="fp32",
+        bandwidth=1e10,
+        flops=1e11,
+        bandwidth_spread=(9e9, 1.1e10),
+        flops_spread=(9e10, 1.1e11),
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
     assert ceilings.steady_warning(roofs) is None
     wide = dataclasses.replace(roofs, flops_spread=(1e10, 3e11))
     assert "3.0 times the median" in ceilings.steady_warning(wide)

@@ -5,12 +5,13 @@ import torch
 from test_training import DRAFT_IDS, SIZE, TAPS, VOCAB, block_net, module
 
 from specviz.drafters.base import Request
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.drafters.hybrid import HybridDrafter
-from specviz.drafters.parallel import BlockConfig, BlockNet, ParallelDrafter
+from specviz.drafters.parallel import ParallelDrafter
 from specviz.engine.loop import decode
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 from specviz.training import block
 from specviz.training.features import Batch
@@ -45,7 +46,8 @@ def ready(drafter, target, prompt=PROMPT, row=0):
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_live_block_equals_the_teacher_forced_one(target, k):
     drafter = ready(make(ParallelDrafter, target), target)
-    live, *_ = drafter._block([request(0, PROMPT[-1], k)], [k])
+    with torch.inference_mode():
+        live, *_ = drafter.fused.draft(drafter._cache, drafter._inputs([request(0, PROMPT[-1], k)], [k]))
     text = torch.tensor([PROMPT + [0] * 9])
     taps = torch.zeros(1, text.shape[1], 2, SIZE)
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
@@ -63,7 +65,7 @@ def test_proposing_leaves_no_trace_and_k_only_cuts(target, kind):
     first = drafter.propose([request(0, PROMPT[-1], 5)]).on_host()
     drafter.propose([request(0, PROMPT[-1], 2)]).on_host()
     again = drafter.propose([request(0, PROMPT[-1], 5)]).on_host()
-    assert first.tokens == again.tokens and torch.equal(whole(first.draft_probs[0]), whole(again.draft_probs[0]))
+    assert first.tokens == again.tokens and torch.equal(dense(first.draft_probs[0]), dense(again.draft_probs[0]))
     assert first.draft_tokens == 5 and first.cost.flops > 0
     assert len(drafter.propose([request(0, PROMPT[-1], 12)]).on_host().tokens[0]) == drafter.max_k == 8
 
@@ -81,7 +83,7 @@ def test_committing_bit_by_bit_equals_starting_with_the_longer_text(target, kind
     fresh = ready(make(kind, target), target, text)
     a, b = drafter.propose([request(0, 8, 6)]).on_host(), fresh.propose([request(0, 8, 6)]).on_host()
     assert a.tokens == b.tokens
-    assert torch.allclose(whole(a.draft_logits[0])[:, DRAFT_IDS], whole(b.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
+    assert torch.allclose(dense(a.draft_logits[0])[:, DRAFT_IDS], dense(b.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])
@@ -98,15 +100,15 @@ def test_rows_with_their_own_k_draft_as_if_alone(target, kind, ks):
         alone.start(row, text, taps_of(target, text[:-1]) if len(text) > 1 else None, 40)
         single = alone.propose([request(row, text[-1], ks[row])]).on_host()
         assert single.tokens[0] == out.tokens[i] and len(out.tokens[i]) == ks[row]
-        assert torch.allclose(whole(single.draft_probs[0]), whole(out.draft_probs[i]), atol=1e-5)
+        assert torch.allclose(dense(single.draft_probs[0]), dense(out.draft_probs[i]), atol=1e-5)
     together.drop(5)
     assert len(together.propose([request(0, PROMPT[-1], 2)]).on_host().tokens) == 1
 
 
 def test_the_parallel_drafter_takes_the_likeliest_token_with_a_one_hot_q(target):
     out = ready(make(ParallelDrafter, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
-    assert out.tokens[0] == whole(out.draft_logits[0]).argmax(-1).tolist()
-    assert whole(out.draft_probs[0]).max(-1).values.tolist() == [1.0] * 4
+    assert out.tokens[0] == dense(out.draft_logits[0]).argmax(-1).tolist()
+    assert dense(out.draft_probs[0]).max(-1).values.tolist() == [1.0] * 4
     assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist())
 
 
@@ -117,7 +119,7 @@ def test_the_sampled_form_draws_from_the_q_that_it_reports(target):
         drafter.propose([Request(0, PROMPT[-1], 1, (u,))]).on_host() for u in torch.linspace(0, 0.999, 400).tolist()
     ]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 400
-    assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
+    assert torch.allclose(counts.double(), dense(drawn[0].draft_probs[0])[0], atol=0.01)
 
 
 @pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])
@@ -165,6 +167,11 @@ def test_sampled_decoding_follows_the_targets_own_law(target):
 
 
 def test_a_drafter_of_another_target_is_refused_in_a_sentence(target):
-    net = BlockNet(BlockConfig(16, VOCAB, 1, 2, 1, 8, 16, (0,), 4), DRAFT_IDS)
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=16, vocab_size=VOCAB, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=16, taps=(0,), block=4
+        ),
+        DRAFT_IDS,
+    )
     with pytest.raises(PairError, match="width 16"):
         ParallelDrafter(net, target, Settings())

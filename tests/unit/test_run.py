@@ -2,16 +2,22 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specviz.drafters.ngram import NgramDrafter
+from specviz.engine import model_store
 from specviz.engine import run as runs
-from specviz.engine.run import ModelStore, Order, Run
+from specviz.engine.model_store import LoadedModel, ModelStore, storage_bytes
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.errors import MemoryBudgetError, PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import Settings, dumps, loads
+from specviz.models.weight_storage import Fp16Linear, Int8Linear
+from specviz.trace.files import dumps, loads
+from specviz.trace.records import Settings
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +36,12 @@ def store() -> ModelStore:
     return ModelStore()
 
 
-def order(drafter="autoregressive", text="the cat sees", rows=1, **settings) -> Order:
+def order(drafter="autoregressive", text="the cat sees", rows=1, **settings) -> RunRequest:
     wanted = {"k": 3, "temperature": 1.0, "max_new_tokens": 24} | settings
-    return Order("toy", drafter, text, Settings(**wanted), rows=rows, device="cpu")
+    return RunRequest("toy", drafter, text, Settings(**wanted), rows=rows, device="cpu")
 
 
-def endless(rows=1) -> Order:
+def endless(rows=1) -> RunRequest:
     """Longer than any test waits."""
     return order("ngram", k=1, max_new_tokens=4000, rows=rows)
 
@@ -212,6 +218,40 @@ def test_the_store_forgets_the_oldest_model_when_its_budget_is_spent(monkeypatch
     assert tight.open(toy.target, "cpu", "fp32") is not first
 
 
+def packed_model(outputs: int) -> LoadedModel:
+    """A model whose parameters are tiny and whose packed weights [outputs, 64] are not."""
+    product = Int8Linear(torch.randn(outputs, 64))
+    model = SimpleNamespace(module=torch.nn.Embedding(1, 8), products=[(product, product.shape)])
+    return LoadedModel(model, None, "cpu", "fp32")
+
+
+def test_the_store_counts_parameters_and_packed_weights():
+    assert sorted(storage_bytes(packed_model(128).model).values()) == [8 * 4, 128 * 2, 128 * 64]
+    packed = Fp16Linear(torch.randn(128, 64))
+    model = SimpleNamespace(module=torch.nn.Embedding(1, 8), products=[(packed, packed.shape)])
+    assert sorted(storage_bytes(model).values()) == [8 * 4, 128 * 64 * 2]
+    linear = torch.nn.Linear(64, 32, bias=False)  # a product that is a layer of the module counts once
+    assert list(storage_bytes(SimpleNamespace(module=linear, products=[(linear, (32, 64))])).values()) == [32 * 64 * 4]
+
+
+def test_the_budget_is_spent_by_packed_weights(monkeypatch):
+    """Two models fit by their parameters (64 bytes); with their packed weights one must go."""
+    monkeypatch.setattr(model_store, "free_memory_bytes", lambda device: 1000)
+    for outputs, remaining in ((128, 1), (4, 2)):
+        some = ModelStore(budget_share=0.5)
+        for key in ("older", "newer"):
+            some._get((key, "cpu", "fp32"), lambda: packed_model(outputs))  # noqa: B023
+        assert len(some._models) == remaining
+
+
+def test_the_store_counts_shared_layers_once():
+    fresh, toy = ModelStore(), find_pair("toy")
+    target = fresh.open(toy.target, "cpu", "fp32")
+    alone = storage_bytes(target.model)
+    both = alone | storage_bytes(fresh.first_layers(target, toy.target, 1))
+    assert sum(both.values()) < 1.5 * sum(alone.values()) and sum(alone.values()) > 0
+
+
 # ------------------------------------------------------------------------------------------------- failure
 
 
@@ -284,13 +324,13 @@ def test_a_prompt_that_cannot_be_decoded_fails_with_a_sentence(store, text, says
 @pytest.mark.parametrize(
     ("wrong", "error", "says"),
     [
-        (Order("toy", "ngram", " "), SettingsError, "empty"),
-        (Order("toy", "oracle", "the"), PairError, "has no drafter 'oracle': choose one of"),
-        (Order("toy", "x" * 10_000, "the"), PairError, "choose one of"),
-        (Order("toyy", "ngram", "the"), PairError, "Did you mean toy?"),
-        (Order("toy", "ngram", "the", rows=0), SettingsError, "from 1 to 64"),
-        (Order("toy", "ngram", "the", rows=65), SettingsError, "from 1 to 64"),
-        (Order("toy", "ngram", "the", rows="2"), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", " "), SettingsError, "empty"),
+        (RunRequest("toy", "oracle", "the"), PairError, "has no drafter 'oracle': choose one of"),
+        (RunRequest("toy", "x" * 10_000, "the"), PairError, "choose one of"),
+        (RunRequest("toyy", "ngram", "the"), PairError, "Did you mean toy?"),
+        (RunRequest("toy", "ngram", "the", rows=0), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", "the", rows=65), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", "the", rows="2"), SettingsError, "from 1 to 64"),
     ],
     ids=["empty prompt", "drafter", "long drafter", "pair", "no rows", "many rows", "rows as text"],
 )
@@ -308,7 +348,7 @@ def test_an_order_that_makes_no_sense_is_refused_at_once(wrong, error, says):
     ],
 )
 def test_an_unknown_device_or_precision_fails_with_a_sentence(store, changes, says):
-    run = Run(Order("toy", "ngram", "the", **changes), store).execute()
+    run = Run(RunRequest("toy", "ngram", "the", **changes), store).execute()
     assert run.status == "failed" and says in run.error
 
 
