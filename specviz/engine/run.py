@@ -215,7 +215,7 @@ class Run(Watched):
         """Raise MemoryBudgetError if the run's KV caches and logits would not fit, before they are allocated."""
         settings, rows, shape = self.settings, self.order.rows, target.model.shape
         tokens = rows * (prompt_tokens + settings.max_new_tokens + settings.k + 1)
-        caches = 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * shape.cache_bytes
+        caches = round(2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * shape.cache_bytes)
         logits = rows * (settings.k + 1) * target.model.vocab_size * 8 * 4  # p and q in float64, and temporaries
         free = free_memory_bytes(target.device)
         if (wanted := 2 * caches + logits) > free:
