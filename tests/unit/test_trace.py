@@ -21,7 +21,7 @@ from specviz.engine.run import Run
 from specviz.errors import SettingsError, TraceError
 from specviz.paths import write_atomically
 from specviz.trace import metrics
-from specviz.trace import records as tracing
+from specviz.trace import files as tracing
 from specviz.trace.codec import from_json, schema, to_json
 from specviz.trace.files import dumps, load, loads, save
 from specviz.trace.records import Settings, Trace
