@@ -89,7 +89,7 @@ class System:
     """Of our own speculative systems."""
     rates: dict[int, float] = field(default_factory=dict)
     texts: dict[int, list[list[int]]] = field(default_factory=dict)
-    spent: list[peers.Spoken] = field(default_factory=list)
+    spent: list[peers.Generation] = field(default_factory=list)
     seconds: float = 0.0
     """Of one group of prompts, prefill and all, as it was last measured: for planning."""
     departs: Departure | None = None
@@ -312,7 +312,7 @@ def _plain(target: Opened) -> System:
 
 
 def _ours(target: Opened, make: Callable, k: int, eos_ids: frozenset[int] | None = None) -> peers.Run:
-    def run(group: peers.Group, tokens: int) -> peers.Spoken:
+    def run(group: peers.Group, tokens: int) -> peers.Generation:
         settings = Settings(k=k, max_new_tokens=tokens)
         drafter, measured = make(settings), Measurements()
         texts: list[list[int]] = [[] for _ in group]
@@ -327,7 +327,7 @@ def _ours(target: Opened, make: Callable, k: int, eos_ids: frozenset[int] | None
             other += round_.other_seconds
         # the whole of the loop counts, with what no section of a round sees
         seconds = time.perf_counter() - began - measured.prefill_seconds
-        return peers.Spoken(
+        return peers.Generation(
             texts, sum(map(len, texts)) / seconds, passes, draft, verify, max(other, seconds - draft - verify)
         )
 

@@ -8,7 +8,7 @@ import torch
 
 from specviz.bench import benchmark, peers
 from specviz.bench.benchmark import System, winner
-from specviz.bench.peers import Spoken
+from specviz.bench.peers import Generation
 from specviz.cli.bench import table
 from specviz.cli.main import main
 from specviz.errors import SettingsError, SpecVizError
@@ -28,7 +28,7 @@ SMALL = benchmark.Scale(1, 3, 12, 2, 8, 60, 2, 2)
 
 
 def system(name, rates):
-    return System("specviz", name, "fp32", lambda group, tokens: Spoken([[]], 1.0), 3, rates=dict(enumerate(rates)))
+    return System("specviz", name, "fp32", lambda group, tokens: Generation([[]], 1.0), 3, rates=dict(enumerate(rates)))
 
 
 def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, monkeypatch):

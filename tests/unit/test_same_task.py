@@ -9,7 +9,7 @@ from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.bench import benchmark, peers
 from specviz.bench.benchmark import System, winner
-from specviz.bench.peers import Spoken
+from specviz.bench.peers import Generation
 from specviz.bench.same_task import Departure, departure
 from specviz.engine.loop import decode
 from specviz.engine.request import Order
@@ -137,7 +137,7 @@ def _logits(model, tokens):
 def test_no_winner_is_named_between_different_tasks():
     def system(name, rate, departs=None):
         rates = dict(enumerate([rate] * 6))
-        made = System(name, "plain", "fp32", lambda group, tokens: Spoken([[]], 1.0), 3, rates=rates)
+        made = System(name, "plain", "fp32", lambda group, tokens: Generation([[]], 1.0), 3, rates=rates)
         made.departs = departs
         return made
 

@@ -16,8 +16,8 @@ from specviz.hardware import catalogue, shapes
 from specviz.hardware.roofline import modelled_seconds, step_cost
 from specviz.loader.pairs import find_pair
 from specviz.serving import step_table
-from specviz.serving.load_test import LoadOrder, LoadRun
-from specviz.serving.step_table import ModelledPass, layout, modelled
+from specviz.serving.load_test import LoadTest, LoadTestRequest
+from specviz.serving.step_table import ModelledPass, modelled, tokens_by_row
 from specviz.trace.records import Settings
 from specviz.views.figures import speedup_map
 
@@ -162,7 +162,7 @@ def test_a_step_table_is_measured_and_kept(at_home):
         assert step_table.cached(key) == table
         assert table.costs.round([2, 0]) > 0
         assert bool(table.draft_tokens) == bool(table.draft_more_seconds) == (name == "autoregressive")
-    assert [sum(layout(n)) for n in range(1, 100)] == list(range(1, 100)) and len(layout(200)) == 32
+    assert [sum(tokens_by_row(n)) for n in range(1, 100)] == list(range(1, 100)) and len(tokens_by_row(200)) == 32
 
 
 @pytest.mark.slow
@@ -222,28 +222,30 @@ def test_the_commands_print_their_keys(at_home, capsys):
 
 
 def test_a_text_that_parts_from_its_text_alone_is_a_defect_unless_two_tokens_were_nearly_tied(at_home, monkeypatch):
-    run = LoadRun(LoadOrder("toy", "autoregressive", ("none",), rate=20, seconds=0.3, lengths=(6, 6))).execute()
-    summary, (record, *_) = run.outcomes[0].summary, run.outcomes[0].records
+    run = LoadTest(
+        LoadTestRequest(pair="toy", drafter="autoregressive", policies=("none",), rate=20, seconds=0.3, lengths=(6, 6))
+    ).execute()
+    summary, (record, *_) = run.results[0].summary, run.results[0].records
     assert (summary.identical, summary.near_ties, summary.differing, summary.widest_gap) == (True, 0, 0, None)
     target = STORE.open(find_pair("toy").target, "cpu", "fp32")
     other = [*record.tokens[:2], record.tokens[2] ^ 1, *record.tokens[3:]]
     changed = SimpleNamespace(records={0: replace(record, tokens=other)})
-    assert run._against_alone(target, changed) == {
+    assert run._compare_alone(target, changed) == {
         "identical": False,
         "near_ties": 0,
         "differing": 1,
         "widest_gap": None,
     }
-    gap = lossless.top_gap(target.model, [*record.job.prompt, *record.tokens[:2]])
+    gap = lossless.top_gap(target.model, [*record.request.prompt, *record.tokens[:2]])
     monkeypatch.setattr(lossless, "NEAR_TIE", {"fp32": gap})
-    assert run._against_alone(target, changed) == {
+    assert run._compare_alone(target, changed) == {
         "identical": False,
         "near_ties": 1,
         "differing": 0,
         "widest_gap": gap,
     }
     shorter = SimpleNamespace(records={0: replace(record, tokens=record.tokens[:3])})
-    assert run._against_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
+    assert run._compare_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
 
 
 def test_a_load_is_simulated_on_a_device_of_the_catalogue(capsys):
