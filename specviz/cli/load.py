@@ -189,7 +189,7 @@ def _simulation(arguments: argparse.Namespace, order: LoadTestRequest, rates: Se
     from specviz.serving.requests import ServerLimits
 
     if not (0 <= arguments.draft_share <= 10 and 1 <= arguments.prompt_tokens <= 100_000):
-        raise SettingsError("--draft-share lies in 0..10 and --prompt-tokens in 1..100000.")
+        raise SettingsError("--draft-share must be from 0 to 10 and --prompt-tokens from 1 to 100,000.")
     entry, shape = catalogue.device(arguments.simulate), shapes.shape(arguments.shape)
     precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
     context = arguments.prompt_tokens + order.lengths[1] // 2

@@ -1,4 +1,4 @@
-"""The command line, `python -m specviz`: the same engine as the app, with text and JSON instead of pictures.
+"""The command line, `python -m specviz`: parser and dispatch; one module per command.
 
 Answers go to stdout, progress and everything else to stderr. The exit code is 0, or 2 with one sentence on stderr,
 or 130 after Ctrl-C. torch is imported only by the commands that decode, so `trace show` works without it. With
@@ -61,7 +61,7 @@ FAILED = 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return its exit code. Never raises for what a person may do wrong."""
+    """Run one command and return its exit code. Never raises for wrong input."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that cannot show a character shows its code instead
             stream.reconfigure(errors="backslashreplace")
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         say("Stopped.")
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

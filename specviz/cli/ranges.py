@@ -1,4 +1,4 @@
-"""Whole numbers as a person writes them: `7`, `1..8`, `0,3,7`. The one reader of every command that takes a range."""
+"""Parses lists of whole numbers on the command line: `7`, `1..8`, `0,3,7`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def parse_range(text: str) -> tuple[int, ...]:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:\.\.\s*(\d{1,9})\s*)?", part, re.ASCII)
         if not match:
-            raise SettingsError(f"{text[:60]!r} is no list of whole numbers: write 7, or 1..8, or 0,3,7.")
+            raise SettingsError(f"{text[:60]!r} is not a list of whole numbers: write 7, or 1..8, or 0,3,7.")
         first = int(match[1])
         last = first if match[2] is None else int(match[2])
         if last < first:
             raise SettingsError(f"The range {part.strip()} runs backwards: write {last}..{first}.")
         if len(found) + last - first + 1 > MAX_RANGE:
-            raise SettingsError(f"{text[:60]!r} names more than {MAX_RANGE} numbers: ask for fewer.")
+            raise SettingsError(f"{text[:60]!r} names more than {MAX_RANGE} numbers: name fewer.")
         found += range(first, last + 1)
     if len(set(found)) < len(found):
         raise SettingsError(f"{text[:60]!r} names a number twice: name each once.")
@@ -35,7 +35,7 @@ def parse_range(text: str) -> tuple[int, ...]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """`parse_range` as the type of an argument: what is wrong is told together with the option's name."""
+    """`parse_range` as the type of an argument; argparse adds the option's name to the error."""
     try:
         return parse_range(text)
     except SettingsError as error:

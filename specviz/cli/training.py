@@ -5,18 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
-from specviz.cli import drafter_test
-from specviz.drafters.names import check_drafter, trained
-from specviz.engine.prompts import encode, lines_of
+from specviz.cli import drafter_evaluation, drafter_test
+from specviz.cli.drafter_evaluation import reports
+from specviz.drafters.names import trained
 from specviz.errors import SettingsError
-from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import MAX_K, Settings
-
-_QUIET_SECONDS = 15.0
+from specviz.loader.pairs import EMBEDDED
 
 
 def add_parsers(subparsers) -> None:
@@ -25,10 +20,11 @@ def add_parsers(subparsers) -> None:
     trains = train.add_subparsers(title="commands", metavar="COMMAND", required=True)
     corpus = trains.add_parser(
         "corpus",
-        help="let the target write conversations, and store its taps",
+        help="let the target write conversations",
         description=(
-            "Shards go to FOLDER and are continued on the next call. With --import the token ids of an existing corpus "
-            "are used (the shipped one lies in assets/corpus) and only the taps are computed."
+            "The target answers prompts as people write them. Shards go to FOLDER; a shard is a function of the seed "
+            "and its number, and an interrupted call is continued by the next one. With --import an existing corpus is "
+            "copied to FOLDER instead."
         ),
     )
     corpus.add_argument("folder", metavar="FOLDER")
@@ -41,8 +37,12 @@ def add_parsers(subparsers) -> None:
     )
     corpus.add_argument("--seed", type=int, default=0, metavar="N")
     corpus.add_argument(
-        "--import", dest="source", metavar="FILE", help="a corpus file (.npz) to take the token ids from"
+        "--share",
+        default="1/1",
+        metavar="I/N",
+        help="write every N-th shard only, so that N processes can work on one folder (default: %(default)s)",
     )
+    corpus.add_argument("--import", dest="source", metavar="FILE", help="a corpus file (.npz) to copy")
     corpus.set_defaults(handler=corpus_command)
     drafter = trains.add_parser("drafter", help="train a drafter on the shards of a folder")
     drafter.add_argument("kind", choices=("autoregressive", "hybrid"), help="hybrid also gives the parallel drafter")
@@ -51,28 +51,12 @@ def add_parsers(subparsers) -> None:
     drafter.add_argument("--pair", default=EMBEDDED, metavar="P")
     drafter.add_argument("--minutes", type=float, default=30.0, metavar="M", help="(default: %(default)s)")
     drafter.add_argument("--learning-rate", type=float, default=2e-4, metavar="X", help="(default: %(default)s)")
+    drafter.add_argument("--from", dest="start", metavar="FOLDER", help="a trained hybrid drafter to begin with")
     drafter.set_defaults(handler=drafter_command)
 
     drafters = subparsers.add_parser("drafters", help="evaluate, test and export drafters")
     commands = drafters.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    evaluate = commands.add_parser("eval", help="acceptance of the trained drafters on held-out prompts")
-    evaluate.add_argument("--pair", default=EMBEDDED, metavar="P")
-    evaluate.add_argument(
-        "--prompts", default="heldout", metavar="FILE", help="a text file, one prompt a line, or heldout"
-    )
-    evaluate.add_argument("--count", type=int, default=20, metavar="N", help="prompts at most (default: %(default)s)")
-    evaluate.add_argument("--k", type=int, default=7, metavar="K", help="(default: %(default)s)")
-    evaluate.add_argument("--temperature", type=float, default=0.0, metavar="X", help="(default: 0)")
-    evaluate.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="(default: %(default)s)")
-    evaluate.add_argument(
-        "--drafter",
-        action="append",
-        metavar="D",
-        help="only this one: hybrid, parallel, autoregressive, the folder of a trained or published "
-        "one, or FILE.py:CLASS (may be given again; default: all trained ones)",
-    )
-    evaluate.add_argument("--json", action="store_true", help="print one JSON object")
-    evaluate.set_defaults(handler=eval_command)
+    drafter_evaluation.add_parser(commands)
     drafter_test.add_parser(commands)
     export = commands.add_parser("export", help="write the autoregressive drafter as a standard Hugging Face folder")
     export.add_argument("name", metavar="NAME", help="autoregressive, or a folder of your own")
@@ -81,53 +65,48 @@ def add_parsers(subparsers) -> None:
     export.set_defaults(handler=export_command)
 
 
-def _told():
-    last = [0.0]
-
-    def tell(text: str) -> None:
-        if time.monotonic() - last[0] > _QUIET_SECONDS:
-            last[0] = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    return tell
-
-
 def corpus_command(arguments: argparse.Namespace) -> int:
-    """Write shards of token ids, then the taps that are missing."""
+    """Write shards of conversations, or import one."""
     if arguments.tokens < 1 or not 1 <= arguments.rows <= 512:
         raise SettingsError("--tokens must be at least 1 and --rows from 1 to 512.")
+    share = _share(arguments.share)
     from specviz.loader.load_model import load_target
     from specviz.models.causal import CausalModel
-    from specviz.training import features, synthesis
+    from specviz.training import shards, synthesis
     from specviz.training.corpus import Corpus
 
-    folder, tell = Path(arguments.folder), _told()
+    folder, show = Path(arguments.folder), reports()
     folder.mkdir(parents=True, exist_ok=True)
-    loaded = load_target(arguments.pair, "cpu", "auto")
     if arguments.source:
-        Corpus.load(Path(arguments.source)).save(folder / f"{Path(arguments.source).stem}.npz")
-    else:
-        seed = [arguments.seed, len(list(folder.glob("*.npz")))]
-        made = synthesis.Synthesis(loaded.module, loaded.tokenizer, arguments.rows, seed=seed)
+        corpus = Corpus.load(Path(arguments.source))
+        corpus.save(folder / f"{Path(arguments.source).stem}.npz")
+        print(f"{corpus.answer_tokens} answer tokens in {folder}.")
+        return 0
+    loaded = load_target(arguments.pair, "cpu", "auto")
+    made = synthesis.Synthesis(CausalModel(loaded.module), loaded.tokenizer, arguments.rows, arguments.seed)
 
-        def progress(tokens: int, tally: synthesis.Tally) -> None:
-            tell(
-                f"{tokens} answer tokens; in this shard {tally.answer_tokens / tally.seconds:.0f} a second and "
-                f"{tally.looped} loops dropped"
-            )
+    def progress(tokens: int, counts: synthesis.Counts) -> None:
+        show(
+            f"{tokens} answer tokens; {counts.answer_tokens / counts.seconds:.0f} a second; of {counts.kept} "
+            f"conversations {counts.looped} cut before a loop; dropped: {counts.short} too short, {counts.bad_turn} "
+            "with a bad user turn"
+        )
 
-        total = synthesis.write_shards(made, folder, arguments.tokens, progress=progress)
-        print(f"{total} answer tokens in {folder}.")
-    target = CausalModel(loaded.module)
-    for path in sorted(folder.glob("*.npz")):
-        if not path.with_name(path.stem + ".taps.npy").exists():
-            features.compute(
-                target,
-                Corpus.load(path),
-                path.with_name(path.stem),
-                lambda share, name=path.stem: tell(f"taps of {name}: {share:.0%}"),
-            )
+    total = shards.write_shards(made, folder, arguments.tokens, share=share, progress=progress)
+    print(f"{total} answer tokens in {folder}.")
     return 0
+
+
+def _share(text: str) -> tuple[int, int]:
+    """1/3 -> (0, 3). Raises SettingsError."""
+    parts = text.split("/")
+    if (
+        len(parts) != 2
+        or not all(p.isdecimal() and len(p) < 4 for p in parts)
+        or not 1 <= int(parts[0]) <= int(parts[1])
+    ):
+        raise SettingsError(f"--share must be like 1/2, the first of two processes, not {text[:20]!r}.")
+    return int(parts[0]) - 1, int(parts[1])
 
 
 def drafter_command(arguments: argparse.Namespace) -> int:
@@ -138,20 +117,27 @@ def drafter_command(arguments: argparse.Namespace) -> int:
 
     from specviz.drafters import checkpoints
     from specviz.loader.load_model import load_target
-    from specviz.training import recipes
+    from specviz.models.causal import CausalModel
+    from specviz.training import confidence, recipes
     from specviz.training.block import BlockRecipe
     from specviz.training.causal import CausalRecipe
     from specviz.training.features import TapStore
 
-    tell, to = _told(), Path(arguments.to)
-    s = recipes.setting(load_target(arguments.pair, "cpu", "fp32").module, TapStore(Path(arguments.folder)))
-    work = recipes.work_folder(to / "training", arguments.kind)
+    tell, to = reports(), Path(arguments.to)
     block = arguments.kind == "hybrid"
-    net = recipes.block_net(s) if block else recipes.causal_net(s)
+    if arguments.start and not block:
+        raise SettingsError("--from is for hybrid drafters.")
+    begun = checkpoints.load_block_net(Path(arguments.start)).requires_grad_(True) if arguments.start else None
+    store = TapStore(Path(arguments.folder), CausalModel(load_target(arguments.pair, "cpu", "auto").module))
+    s = recipes.setting(
+        load_target(arguments.pair, "cpu", "fp32").module, store, None if begun is None else begun.draft_ids
+    )
+    work = recipes.work_folder(to / "training", arguments.kind)
+    net = begun or (recipes.block_net(s) if block else recipes.causal_net(s))
     begin = work / "start.pt"
     if begin.exists():
         net.load_state_dict(torch.load(begin, weights_only=True))
-    else:
+    elif begun is None:
         print(json.dumps((recipes.start_block if block else recipes.start_causal)(net, s)), file=sys.stderr)
         torch.save(net.state_dict(), begin)
     options = {
@@ -161,8 +147,11 @@ def drafter_command(arguments: argparse.Namespace) -> int:
     }
     if block:
         done = recipes.train_block(net, s, BlockRecipe(learning_rate=arguments.learning_rate), **options)
-        recipes.fit_confidence(net, s)
-        about = {"confidence_temperatures": recipes.calibrate(net, s), "alpha_by_position": recipes.alpha_block(net, s)}
+        confidence.fit(net, s)
+        about = {
+            "confidence_temperatures": confidence.calibrate(net, s),
+            "alpha_by_position": recipes.alpha_block(net, s),
+        }
     else:
         done = recipes.train_causal(net, s, CausalRecipe(learning_rate=arguments.learning_rate), **options)
         about = {"alpha_by_position": {"autoregressive": [recipes.alpha_causal(net, s)]}}
@@ -171,94 +160,6 @@ def drafter_command(arguments: argparse.Namespace) -> int:
         checkpoints.save(to / kind, kind, net, about)
     print(json.dumps(about))
     return 0
-
-
-def eval_command(arguments: argparse.Namespace) -> int:
-    """Measure the trained drafters live; print a table or one JSON object."""
-    if arguments.count < 1 or not 1 <= arguments.k <= MAX_K:
-        raise SettingsError(f"--count must be at least 1 and --k from 1 to {MAX_K}.")
-    settings = Settings(k=arguments.k, temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
-    from specviz.drafters import checkpoints
-    from specviz.engine.run import STORE, make_drafter
-    from specviz.training import evaluate
-
-    pair = find_pair(arguments.pair)
-    names = arguments.drafter or (list(trained()) if pair.name == EMBEDDED else [])
-    if not names:
-        raise SettingsError(f"{pair.title} has no trained drafters: name one with --drafter, such as a folder.")
-    for name in names:
-        check_drafter(pair, name)
-    if arguments.prompts == "heldout" and pair.name != EMBEDDED:
-        raise SettingsError(
-            "The held-out prompts are token ids of the embedded target: for another pair name a text "
-            "file with --prompts, one prompt a line."
-        )
-    opened, tell = STORE.open(pair.target, "auto", "auto"), _told()
-    target = opened.model
-    prompts = _prompts(arguments.prompts, opened.tokenizer)[: arguments.count]
-    plain = evaluate.plain_texts(target, prompts, settings)
-    found, lives = [], {}
-    for name in names:
-
-        def make(settings: Settings, name=name):
-            return make_drafter(name, pair, opened, settings)
-
-        result = lives[name] = evaluate.live(
-            target, make, prompts, settings, plain, lambda n, name=name: tell(f"{name}: {n} of {len(prompts)} prompts")
-        )
-        stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
-        seconds = evaluate.draft_seconds(target, make, prompts[0], range(1, MAX_K + 1))
-        found.append(
-            {
-                "name": name,
-                **result.as_json(),
-                "draft_seconds_by_k": seconds,
-                "alpha_by_position": stored.get("alpha_by_position", {}).get(name),
-            }
-        )
-    serial = None  # what the serial pass adds
-    if {"hybrid", "parallel"} <= lives.keys() and len(prompts) > 1:
-        serial = evaluate.gain(lives["parallel"], lives["hybrid"])
-    if arguments.json:
-        more = {"hybrid_minus_parallel": {"mean_acceptance_length": serial[0], "ci": serial[1:]}} if serial else {}
-        print(
-            json.dumps(
-                {
-                    "pair": arguments.pair,
-                    "k": arguments.k,
-                    "temperature": arguments.temperature,
-                    "prompts": len(prompts),
-                    "settings": asdict(settings),
-                    "drafters": found,
-                    **more,
-                }
-            )
-        )
-        return 0
-    print(f"{arguments.pair}, K {arguments.k}, temperature {arguments.temperature:g}, {len(prompts)} prompts")
-    for one in found:
-        low, high = one["mean_acceptance_length_ci"] or (float("nan"),) * 2
-        print(
-            f"{one['name']:16} mean acceptance length {one['mean_acceptance_length']:.2f} ({low:.2f} to {high:.2f}), "
-            f"{one['tokens_per_second']:.1f} tokens/s, plain {one['plain_tokens_per_second']:.1f}, distinct-4 "
-            f"{one['distinct_4']:.2f}, by position {[round(x, 2) for x in one['acceptance_by_position']]}"
-        )
-    if serial:
-        print(
-            f"hybrid minus parallel: mean acceptance length {serial[0]:+.2f} ({serial[1]:+.2f} to {serial[2]:+.2f}), "
-            "95 % by a bootstrap over the same prompts"
-        )
-    return 0
-
-
-def _prompts(source: str, tokenizer) -> list[list[int]]:
-    """Held-out prompts of the shipped corpus (nothing was fitted to them), or a file's lines in the chat template."""
-    if source == "heldout":
-        from specviz.training.corpus import judging
-
-        return [part.prompt(i).tolist() for part, i in judging()]
-    lines = lines_of(source)
-    return [list(encode(tokenizer, line).ids) for line in lines]
 
 
 def export_command(arguments: argparse.Namespace) -> int:

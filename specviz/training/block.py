@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
 from specviz.drafters.parallel import BlockNet
 from specviz.training.compute_type import autocast
@@ -31,24 +30,29 @@ class Blocks:
     before: torch.Tensor
     """[B, A, S] token ids just before those"""
     valid: torch.Tensor
-    """[B, A, S] bool: the label lies inside the conversation"""
+    """[B, A, S] bool: the label and all before it belong to the answer in which the anchor's next token is"""
 
 
 def draw_blocks(batch: Batch, anchors: int, slots: int, generator: torch.Generator) -> Blocks:
-    """Random anchors from the answers (the last prompt token is the first possible one)."""
-    first = batch.answer_starts - 1
-    span = (batch.lengths - 1 - first).clamp(min=1)
-    u = torch.rand(len(first), anchors, generator=generator)
-    return blocks_at(batch, first[:, None] + (u * span[:, None]).long(), slots)
+    """Random anchors just before answer tokens (the last prompt token is the first possible one)."""
+    running = batch.before_answer.long().cumsum(1)
+    u = torch.rand(len(running), anchors, generator=generator)
+    place = (u * running[:, -1:]).long()
+    return blocks_at(batch, torch.searchsorted(running, place + 1), slots)
 
 
 def blocks_at(batch: Batch, at: torch.Tensor, slots: int) -> Blocks:
     """The blocks of given anchors [B, A]."""
     where = at[..., None] + torch.arange(1, slots + 1)
-    valid = where < batch.lengths[:, None, None]
+    inside = where < batch.lengths[:, None, None]
     where = where.clamp(max=batch.tokens.shape[1] - 1)
-    take = lambda index: torch.gather(batch.tokens, 1, index.flatten(1)).view(index.shape)  # noqa: E731
-    return Blocks(at, take(where), take(where - 1), take((where - 2).clamp(min=0)), valid)
+
+    def take(values: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return torch.gather(values, 1, index.flatten(1)).view(index.shape)
+
+    valid = (inside & take(batch.is_answer, where)).cumprod(-1).bool()
+    labels, previous, before = (take(batch.tokens, (where - back).clamp(min=0)) for back in range(3))
+    return Blocks(at, labels, previous, before, valid)
 
 
 def block_states(
@@ -97,18 +101,43 @@ def _block_attention(q, keys, values, own_keys, own_values, seen):
     return out.view(b, kv, a, group, s, d).permute(0, 2, 4, 1, 3, 5).reshape(b, a, s, heads, d)
 
 
-def block_targets(
-    parts: TargetParts, head: torch.Tensor, batch: Batch, blocks: Blocks, valid: torch.Tensor
-) -> torch.Tensor:
-    """p over the draft vocabulary, renormalised on it, for the valid slots: [N, Vd]. The p of slot k is the
-    target's after the token at anchor + k. head [Vd, D]."""
+def block_targets(parts: TargetParts, batch: Batch, blocks: Blocks) -> torch.Tensor:
+    """The states [N, D] whose product with the head is p, for the valid slots. The p of slot k is the target's after
+    the token at anchor + k."""
     slots = blocks.labels.shape[-1]
     where = (blocks.anchors[..., None] + torch.arange(slots)).clamp(max=batch.tokens.shape[1] - 1)
     row = torch.arange(len(batch.tokens))[:, None, None].expand_as(where)
-    states = parts.states(batch.taps[row[valid], where[valid], -1])
+    return parts.states(batch.taps[row[blocks.valid], where[blocks.valid], -1])
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The valid slots of a batch's blocks, teacher-forced. N slots."""
+
+    states: torch.Tensor
+    """[N, D] of the parallel pass"""
+    refined: torch.Tensor | None
+    """[N, D] after the serial head; None if the net has none"""
+    previous: torch.Tensor
+    """[N, D] embeddings of the tokens before the slots"""
+    targets: torch.Tensor
+    """[N, D] of `block_targets`"""
+    index: torch.Tensor
+    """[N] which slot of its block each is"""
+
+
+def slots_of(net: BlockNet, parts: TargetParts, batch: Batch, blocks: Blocks, columns: Sequence[int]) -> Slots:
+    """Run a net on blocks. columns: as of `block_states`."""
+    valid, refined = blocks.valid, None
+    index = torch.arange(valid.shape[-1]).expand_as(valid)[valid]
+    previous = parts.embedding[blocks.previous[valid]]
     with autocast():
-        logits = functional.linear(states, head)
-    return torch.softmax(logits.float(), -1)
+        states = block_states(net, parts.embedding, batch, blocks, columns)[valid]
+        if net.config.serial:
+            refined = net.serial(states, previous, parts.embedding[blocks.before[valid]])
+            # the first slot is beside the anchor, which the parallel pass has seen
+            refined = torch.where((index == 0)[:, None], states, refined)
+    return Slots(states, refined, previous, block_targets(parts, batch, blocks), index)
 
 
 @dataclass(frozen=True)
@@ -116,15 +145,19 @@ class BlockRecipe:
     """How a block drafter is trained."""
 
     rows: int = 8
-    anchors: int = 16
-    slots: tuple[int, ...] = (8, 8, 8, 4, 16)
-    """Block lengths, taken in turn, so that the drafter works at any K."""
+    """Conversations in a batch"""
+    slots_per_row: int = 256
+    """Slots in all blocks of a conversation"""
+    block_lengths: tuple[int, ...] = (8, 8, 8, 4, 16)
+    """Taken in turn, so that the drafter works at any K."""
     decay: float = 4.0
     learning_rate: float = 6e-4
     warm_up: float = 0.04
     clip: float = 1.0
     hybrid_share: float = 0.5
     """Share of the loss on the logits refined by the serial head; the rest is on those of the parallel pass."""
+    confidence_weight: float = 0.1
+    """Of the confidence head's loss"""
     weight_decay: float = 0.01
     seed: int = 0
 
@@ -139,38 +172,18 @@ def block_loss(
     recipe: BlockRecipe,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The loss of one batch and its measures: overlap by slot of the parallel pass and after the serial head."""
-    slots = blocks.labels.shape[-1]
-    with autocast():
-        states = block_states(net, parts.embedding, batch, blocks, columns)
-        valid = blocks.valid
-        hidden = states[valid]
-        base = functional.linear(hidden, head)
-    p = block_targets(parts, head, batch, blocks, valid)
-    slot = torch.arange(slots).expand_as(valid)[valid]
-    weights = position_weights(slots, recipe.decay)[slot]
+    count = blocks.labels.shape[-1]
+    found = slots_of(net, parts, batch, blocks, columns)
+    weights = position_weights(count, recipe.decay)[found.index]
     weights = weights / weights.sum()
-    measures = {}
-    hybrid = recipe.hybrid_share if net.config.serial else 0.0
-    loss = torch.zeros(())
-    if hybrid < 1.0:
-        plain, overlap = distil(base, p, weights * (1 - hybrid))
-        loss = loss + plain
-        measures["parallel"] = _by_slot(overlap, slot, slots)
-    if hybrid:
-        previous = parts.embedding[blocks.previous[valid]]
-        with autocast():
-            refined = net.serial(hidden, previous, parts.embedding[blocks.before[valid]])
-            # the first slot knows its neighbour, the anchor, already
-            refined = torch.where((slot == 0)[:, None], hidden, refined)
-            logits = functional.linear(refined, head)
-        after, overlap = distil(logits, p, weights * hybrid)
-        loss = loss + after
-        measures["hybrid"] = _by_slot(overlap, slot, slots)
-        with torch.no_grad():
-            log_peak = logits.float().amax(-1) - torch.logsumexp(logits.float(), -1)
-        guess = net.serial.confidence_logits(refined.detach(), previous, log_peak)
-        loss = loss + 0.1 * confidence_loss(guess, overlap, weights)
-    return loss, measures
+    if found.refined is None:
+        loss, overlap, _ = distil([found.states], found.targets, head, weights[None])
+        return loss, {"parallel": _by_slot(overlap[0], found.index, count)}
+    shares = torch.tensor([1 - recipe.hybrid_share, recipe.hybrid_share])[:, None]
+    loss, overlap, log_peak = distil([found.states, found.refined], found.targets, head, weights * shares)
+    guess = net.serial.confidence_logits(found.refined.detach(), found.previous, log_peak[1])
+    loss = loss + recipe.confidence_weight * confidence_loss(guess, overlap[1], weights)
+    return loss, {name: _by_slot(o, found.index, count) for name, o in zip(("parallel", "hybrid"), overlap)}
 
 
 def _by_slot(values: torch.Tensor, slot: torch.Tensor, slots: int) -> torch.Tensor:

@@ -60,13 +60,10 @@ def causal_loss(
     """The loss over all positions but the template's first `skip`, and the answers' mean overlap."""
     place = torch.arange(batch.tokens.shape[1])
     inside = (place < batch.lengths[:, None] - 1) & (place >= skip)
-    answer = place >= batch.answer_starts[:, None] - 1
     with autocast():
         hidden = net(parts.embedding[batch.tokens])[inside]
-        logits = functional.linear(hidden, head)
-        target = functional.linear(parts.states(batch.taps[:, :, -1][inside]), head)
-    p = torch.softmax(target.float(), -1)
-    answer = answer[inside]
+    answer = batch.before_answer[inside]
     weights = torch.where(answer, 1.0, recipe.prompt_weight)
-    loss, overlap = distil(logits, p, weights / weights.sum())
-    return loss, {"autoregressive": overlap[answer].mean()[None]}
+    targets = parts.states(batch.taps[:, :, -1][inside])
+    loss, overlap, _ = distil([hidden], targets, head, (weights / weights.sum())[None])
+    return loss, {"autoregressive": overlap[0, answer].mean()[None]}

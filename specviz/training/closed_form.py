@@ -13,10 +13,10 @@ from specviz.training.block import block_states, draw_blocks
 from specviz.training.causal import CausalNet
 from specviz.training.compute_type import autocast
 from specviz.training.features import Batch
-from specviz.training.target_parts import TargetParts
+from specviz.training.target_parts import StockModel, TargetParts
 
 
-def start_from_layers(net: nn.Module, module: nn.Module, layers: Sequence[int]) -> None:
+def start_from_layers(net: nn.Module, module: StockModel, layers: Sequence[int]) -> None:
     """Copy layers of a stock Llama-like target into a net's layers, and its final norm. Where the net's feed-forward
     is narrower, the neurons whose output weights are largest are kept."""
     for layer, index in zip(net.layers, layers, strict=True):
@@ -101,7 +101,7 @@ def start_inputs(
         seen = batch.taps[..., layer_input, :]
         both = torch.cat([_normed(embedding[batch.tokens[:, 1:]]), states[:, :-1]], dim=-1)  # of anchors 1, 2, ...
         place = torch.arange(1, batch.tokens.shape[1])
-        fine = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
+        fine = batch.before_answer[:, 1:]
         goal = seen[:, 1:][fine].float()
         first.add(both[fine], _normed(goal))
         scales.append(goal.pow(2).mean(-1).sqrt())

@@ -64,7 +64,7 @@ def _remembered(key: str) -> torch.dtype:
     if kept is not None:
         return kept
     times = {t: product_seconds(t) for t in _TYPES}
-    found = _measured(times.get)
+    found = _measured(times.__getitem__)
     facts.write("training type", key, {"dtype": str(found), "seconds": {str(t): s for t, s in times.items()}})
     return found
 

@@ -1,14 +1,14 @@
-"""The drafters' corpus: conversations that the target itself wrote, as token ids. Knows no drafter.
+"""The drafters' corpus: conversations as token ids, every answer written by the target itself. Knows no drafter.
 
-Magpie (arXiv 2406.08464): given only its chat template up to the user's turn, the model writes the user's
-turn, then answers it. Some user turns begin with one of TOPICS, some are whole requests of the kind that people
-write (turns.py). Every answer is on-policy: the drafter trains on texts that the target really writes, in the
-template that the app really uses.
+On-policy: a drafter trains on texts that the target really writes, in the chat template that the app uses. synthesis.py
+makes it; prompts.py says what the prompts are.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,8 +21,6 @@ from specviz.paths import ASSETS
 
 FOLDER = ASSETS / "corpus"
 """The shipped token ids."""
-COMPOSED = -2
-"""The `topic` of a conversation whose whole user turn was composed (turns.py)."""
 HELD_OUT = 20
 """One prompt in this many is held out of training."""
 
@@ -39,8 +37,10 @@ class Corpus:
     """[N] index in the conversation of the answer's first token"""
     temperature: np.ndarray
     """[N] at which the answer was sampled; 0 is greedy"""
-    topic: np.ndarray
-    """[N] index into TOPICS of the user turn's given beginning; -1: none; COMPOSED: the whole turn was given"""
+    kind: np.ndarray
+    """[N] index into prompts.KINDS; -1: not known"""
+    is_answer: np.ndarray | None = None
+    """[M] bool: which tokens the target wrote as answers; None: all from answer_start on"""
 
     def __len__(self) -> int:
         return len(self.length)
@@ -50,9 +50,17 @@ class Corpus:
         """[N + 1] where each conversation begins, and the end."""
         return np.concatenate([[0], np.cumsum(self.length.astype(np.int64))])
 
+    @cached_property
+    def answers(self) -> np.ndarray:
+        """[M] bool: `is_answer`, whether given or not."""
+        if self.is_answer is not None:
+            return self.is_answer
+        place = np.arange(len(self.token_ids)) - np.repeat(self.bounds[:-1], self.length)
+        return place >= np.repeat(self.answer_start, self.length)
+
     @property
     def answer_tokens(self) -> int:
-        return int(self.length.astype(np.int64).sum() - self.answer_start.astype(np.int64).sum())
+        return int(self.answers.sum())
 
     def conversation(self, i: int) -> np.ndarray:
         return self.token_ids[self.bounds[i] : self.bounds[i + 1]]
@@ -80,7 +88,8 @@ class Corpus:
             length=self.length,
             answer_start=self.answer_start,
             temperature=self.temperature,
-            topic=self.topic,
+            kind=self.kind,
+            is_answer=np.packbits(self.answers),
         )
 
     @classmethod
@@ -88,10 +97,12 @@ class Corpus:
         """Raises SpecVizError if the file is no corpus."""
         try:
             with np.load(path, allow_pickle=False) as stored:
-                length = stored["length"]
-                topic = stored["topic"] if "topic" in stored.files else np.full(len(length), -1, np.int16)
-                corpus = cls(stored["token_ids"], length, stored["answer_start"], stored["temperature"], topic)
-        except (OSError, ValueError, KeyError) as error:
+                tokens, length = stored["token_ids"], stored["length"]
+                kind = stored["kind"] if "kind" in stored.files else np.full(len(length), -1, np.int16)
+                packed = stored["is_answer"] if "is_answer" in stored.files else None
+                answers = None if packed is None else np.unpackbits(packed, count=len(tokens)).astype(bool)
+                corpus = cls(tokens, length, stored["answer_start"], stored["temperature"], kind, answers)
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise SpecVizError(f"{Path(path).name} is no corpus that SpecViz wrote: {error}.") from None
         if int(length.astype(np.int64).sum()) != len(corpus.token_ids) or len(corpus.answer_start) != len(length):
             raise SpecVizError(f"{Path(path).name} is damaged: its lengths do not add up to its tokens.")
@@ -107,16 +118,22 @@ class Corpus:
                 if key not in seen:
                     seen.add(key)
                     kept.append((part, i))
+        return cls.of(kept)
+
+    @classmethod
+    def of(cls, chosen: Sequence[tuple[Corpus, int]]) -> Corpus:
+        """The chosen conversations: corpus and index of each."""
 
         def column(name: str) -> np.ndarray:
-            return np.array([getattr(p, name)[i] for p, i in kept])
+            return np.array([getattr(part, name)[i] for part, i in chosen])
 
         return cls(
-            np.concatenate([p.conversation(i) for p, i in kept]),
+            np.concatenate([part.conversation(i) for part, i in chosen]),
             column("length"),
             column("answer_start"),
             column("temperature"),
-            column("topic"),
+            column("kind"),
+            np.concatenate([part.answers[part.bounds[i] : part.bounds[i + 1]] for part, i in chosen]),
         )
 
 

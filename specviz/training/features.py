@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
@@ -43,18 +44,24 @@ def compute(
         j = i + 1
         while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
             j += 1
-        cache, rows = target.new_cache(), list(range(j - i))
-        texts = [corpus.conversation(n).tolist() for n in range(i, j)]
-        for row, text in zip(rows, texts):
-            cache.add(row, len(text))
-        out = target.forward(cache, rows, texts, taps, logits=False)
-        store[bounds[i] : bounds[j]] = torch.cat(out.taps).view(-1, *shape[1:]).to(torch.float16).cpu().numpy()
+        found = forward_taps(target, [corpus.conversation(n).tolist() for n in range(i, j)])
+        store[bounds[i] : bounds[j]] = torch.cat(found).to(torch.float16).numpy()
         i = j
         if progress:
             progress(bounds[i] / bounds[-1])
     store.flush()
     corpus.save(path.with_name(path.name + ".npz"))
     os.replace(temporary, path.with_name(path.name + ".taps.npy"))
+
+
+def forward_taps(target: CausalModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+    """The target's outputs in `stored_layers` for whole texts: [tokens, layers, D] each, on the CPU."""
+    cache, rows = target.new_cache(), list(range(len(texts)))
+    for row, text in zip(rows, texts):
+        cache.add(row, len(text))
+    taps = stored_layers(target.layers)
+    out = target.forward(cache, rows, texts, taps, logits=False)
+    return [found.view(len(text), len(taps), -1).cpu() for found, text in zip(out.taps or (), texts)]
 
 
 @dataclass(frozen=True)
@@ -65,19 +72,28 @@ class Batch:
     """[B, T] int64, 0 past the end"""
     lengths: torch.Tensor
     """[B]"""
-    answer_starts: torch.Tensor
-    """[B]"""
+    is_answer: torch.Tensor
+    """[B, T] bool: tokens that the target wrote as answers"""
     taps: torch.Tensor
-    """[B, T, layers, D] float16, the last one being the target's last layer; meaningless at the last token"""
+    """[B, T, layers, D], the last one being the target's last layer; zero past the end"""
+
+    @property
+    def before_answer(self) -> torch.Tensor:
+        """[B, T] bool: positions whose next token is of an answer"""
+        return functional.pad(self.is_answer[:, 1:], (0, 1))
 
 
 class TapStore:
-    """The shards of a folder: which conversations they hold, and their tokens and taps on demand."""
+    """The shards of a folder: which conversations they have, and their tokens and taps on demand.
 
-    def __init__(self, folder: Path):
-        """Raises SpecVizError if there is no shard in the folder."""
-        self.folder = Path(folder)
-        self.shards: list[tuple[Corpus, np.ndarray]] = []
+    Taps are read from the files that `compute` wrote; where there are none they are computed on demand: those of 10
+    million tokens take 70 GB.
+    """
+
+    def __init__(self, folder: Path, target: CausalModel | None = None):
+        """target: computes missing taps; None: shards without are left out. Raises SpecVizError if no shard is left."""
+        self.folder, self._target = Path(folder), target
+        self.shards: list[tuple[Corpus, np.ndarray | None]] = []
         self.index: list[tuple[int, int]] = []
         """(shard, conversation)"""
         self._known: set[str] = set()
@@ -87,50 +103,64 @@ class TapStore:
 
     def refresh(self) -> int:
         """Take in shards that were written since; returns how many."""
-        new = sorted(
-            p
-            for p in self.folder.glob("*.npz")
-            if p.stem not in self._known and ".part" not in p.name and p.with_name(p.stem + ".taps.npy").exists()
-        )
-        for path in new:
+        new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known and ".part" not in p.name)
+        files = {path: path.with_name(path.stem + ".taps.npy") for path in new}
+        for path, file in files.items():
+            if not file.exists() and self._target is None:
+                continue
             self._known.add(path.stem)
             corpus = Corpus.load(path)
-            taps = np.load(path.with_name(path.stem + ".taps.npy"), mmap_mode="r")
             self.index += [(len(self.shards), i) for i in range(len(corpus))]
-            self.shards.append((corpus, taps))
+            self.shards.append((corpus, np.load(file, mmap_mode="r") if file.exists() else None))
         return len(new)
 
     def split(self) -> tuple[list[int], list[int]]:
         """Indices for training and, by the hash of the prompt, about one in twenty held out."""
-        train, held = [], []
+        train: list[int] = []
+        held_out: list[int] = []
         for n, (shard, i) in enumerate(self.index):
-            (held if self.shards[shard][0].held_out(i) else train).append(n)
-        return train, held
+            (held_out if self.shards[shard][0].held_out(i) else train).append(n)
+        return train, held_out
+
+    def length(self, n: int) -> int:
+        """Tokens of a conversation."""
+        corpus, i = self._at(n)
+        return int(corpus.length[i])
 
     def temperature(self, n: int) -> float:
-        shard, i = self.index[n]
-        return float(self.shards[shard][0].temperature[i])
+        corpus, i = self._at(n)
+        return float(corpus.temperature[i])
 
     def answer_tokens(self, chosen: Sequence[int]) -> int:
-        total = 0
-        for n in chosen:
-            corpus, i = self.shards[self.index[n][0]][0], self.index[n][1]
-            total += int(corpus.length[i]) - int(corpus.answer_start[i])
-        return total
+        places = [self._at(n) for n in chosen]
+        return sum(int(corpus.answers[corpus.bounds[i] : corpus.bounds[i + 1]].sum()) for corpus, i in places)
 
     def batch(self, chosen: Sequence[int]) -> Batch:
         """The conversations with these indices."""
-        parts = []
+        parts = [(corpus, slice(corpus.bounds[i], corpus.bounds[i + 1])) for corpus, i in map(self._at, chosen)]
+        texts = [corpus.token_ids[at].astype(np.int64) for corpus, at in parts]
+        shape = len(texts), max(map(len, texts))
+        tokens, is_answer = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.bool)
+        features = self._taps(chosen, texts)
+        taps = torch.zeros(*shape, *features[0].shape[1:], dtype=features[0].dtype)
+        for row, (text, found, (corpus, at)) in enumerate(zip(texts, features, parts)):
+            tokens[row, : len(text)] = torch.from_numpy(text)
+            is_answer[row, : len(text)] = torch.from_numpy(corpus.answers[at])
+            taps[row, : len(text)] = found
+        return Batch(tokens, torch.tensor([len(t) for t in texts]), is_answer, taps)
+
+    def _at(self, n: int) -> tuple[Corpus, int]:
+        shard, i = self.index[n]
+        return self.shards[shard][0], i
+
+    def _taps(self, chosen: Sequence[int], texts: Sequence[np.ndarray]) -> list[torch.Tensor]:
+        """[tokens, layers, D] of each conversation."""
+        stored: list[torch.Tensor | None] = []
         for n in chosen:
             shard, i = self.index[n]
             corpus, taps = self.shards[shard]
-            a, b = corpus.bounds[i], corpus.bounds[i + 1]
-            parts.append((corpus.token_ids[a:b], taps[a:b], int(corpus.answer_start[i])))
-        longest = max(len(t) for t, _, _ in parts)
-        tokens = torch.zeros(len(parts), longest, dtype=torch.long)
-        taps = torch.zeros(len(parts), longest, *parts[0][1].shape[1:], dtype=torch.float16)
-        for row, (ids, features, _) in enumerate(parts):
-            tokens[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-            taps[row, : len(ids)] = torch.from_numpy(np.array(features))
-        lengths = torch.tensor([len(t) for t, _, _ in parts])
-        return Batch(tokens, lengths, torch.tensor([s for _, _, s in parts]), taps)
+            at = slice(corpus.bounds[i], corpus.bounds[i + 1])
+            stored.append(None if taps is None else torch.from_numpy(np.array(taps[at])))
+        missing = [text.tolist() for text, taps in zip(texts, stored) if taps is None]
+        computed = iter(forward_taps(self._target, missing) if missing and self._target else ())
+        return [(next(computed) if taps is None else taps).half() for taps in stored]

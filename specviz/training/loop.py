@@ -21,6 +21,8 @@ from specviz.training.features import TapStore
 
 LAST_LEARNING_RATE = 0.05
 """Share of the learning rate that is left at the end of the cosine."""
+SORTED_BATCHES = 16
+"""This many batches of a random order are sorted by length before they are cut."""
 SMOOTHING = 0.98
 """Of the running means of the measures."""
 
@@ -42,17 +44,28 @@ class Progress:
     """Conversations known when this epoch began"""
 
 
-def epoch_order(size: int, epoch: int, seed: int) -> list[int]:
-    """The order of an epoch over 0..size-1: a function of the seed and the epoch, so that a run can be resumed."""
+def epoch_batches(lengths: Sequence[int], rows: int, epoch: int, seed: int) -> list[list[int]]:
+    """The batches of an epoch, each with `rows` indices into lengths: a function of the arguments, so that a run can be
+    resumed. Conversations of similar length share a batch, so that little of it is padding; those that do not fill a
+    last batch are left out of this epoch."""
     generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
-    return torch.randperm(size, generator=generator).tolist()
+    order = torch.randperm(len(lengths), generator=generator).tolist()
+    window, found = rows * SORTED_BATCHES, []
+    for at in range(0, len(order), window):
+        near = sorted(order[at : at + window], key=lambda i: lengths[i])
+        found += [near[i : i + rows] for i in range(0, len(near), rows)]
+    full = [batch for batch in found if len(batch) == rows] or found
+    return [full[i] for i in torch.randperm(len(full), generator=generator).tolist()]
 
 
-def batches(at: Progress, indices: Callable[[], Sequence[int]], rows: int, seed: int) -> Iterator[Sequence[int]]:
+def batches(
+    at: Progress, indices: Callable[[], Sequence[int]], length: Callable[[int], int], rows: int, seed: int
+) -> Iterator[list[int]]:
     """Batches of `rows` conversations without end, from the position in `at`, which moves along.
 
     indices: the conversations known so far; called whenever an epoch begins, so that a growing corpus is used as it
-    grows. It may only grow at its end. Raises SpecVizError if it is empty or shorter than when the run was interrupted.
+    grows. It may only grow at its end. length: tokens of one. Raises SpecVizError if there is no conversation, or if
+    there are fewer than when the run was interrupted.
     """
     while True:
         known = indices()
@@ -63,12 +76,10 @@ def batches(at: Progress, indices: Callable[[], Sequence[int]], rows: int, seed:
                 f"The checkpoint knows {at.epoch_size} conversations, the corpus has {len(known)}: "
                 "continue on the corpus it was trained on, or start again in another folder."
             )
-        order = epoch_order(at.epoch_size, at.epoch, seed)
-        count = max(1, at.epoch_size // rows)
-        while at.batch < count:
-            chosen = order[at.batch * rows : (at.batch + 1) * rows]
+        epoch = epoch_batches([length(i) for i in known[: at.epoch_size]], rows, at.epoch, seed)
+        while at.batch < len(epoch):
             at.batch += 1
-            yield [known[i] for i in chosen]
+            yield [known[i] for i in epoch[at.batch - 1]]
         at.epoch, at.batch = at.epoch + 1, 0
 
 
@@ -95,20 +106,15 @@ def train(
     )
     generator = torch.Generator().manual_seed(recipe.seed)
     at = _resume(checkpoint, net, optimizer, generator) if checkpoint and checkpoint.exists() else Progress()
-    chosen = batches(at, indices, recipe.rows, recipe.seed)
+    chosen = batches(at, indices, store.length, recipe.rows, recipe.seed)
     means = {name: torch.tensor(values) for name, values in at.alphas.items()}
     last_saved = last_reported = time.monotonic()
     begun = last_saved - at.seconds
     net.train()
     while (share := share_done(at)) < 1.0:
-        for group in optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * learning_rate_factor(share, recipe.warm_up)
         batch = store.batch(next(chosen))
         loss, measures = step_loss(batch, at.step, generator)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
-        optimizer.step()
+        _update_weights(optimizer, net, loss, recipe, learning_rate_factor(share, recipe.warm_up))
         _update_means(means, measures)
         at.step += 1
         at.conversations += len(batch.lengths)
@@ -126,6 +132,18 @@ def train(
         _save(checkpoint, net, optimizer, generator, at)
     net.eval()
     return at
+
+
+def _update_weights(
+    optimizer: torch.optim.Optimizer, net: nn.Module, loss: torch.Tensor, recipe, factor: float
+) -> None:
+    """One step of the optimiser at this factor of the recipe's learning rate, the gradient's norm clipped."""
+    for group in optimizer.param_groups:
+        group["lr"] = recipe.learning_rate * factor
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    nn.utils.clip_grad_norm_(net.parameters(), recipe.clip)
+    optimizer.step()
 
 
 def learning_rate_factor(share: float, warm_up: float) -> float:

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 from torch.nn import functional
 
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.training import block, causal, closed_form, loop, losses, target_parts
-from specviz.training.compute_type import autocast
+from specviz.errors import SpecVizError
+from specviz.training import block, causal, closed_form, loop
 from specviz.training.corpus import Corpus
 from specviz.training.features import Batch, TapStore, stored_layers
+from specviz.training.target_parts import StockModel, TargetParts
 
 DRAFT_VOCABULARY = 4096
 BLOCK = 16
@@ -29,8 +29,8 @@ BLOCK = 16
 class Setting:
     """What every recipe needs: the target's tensors, the data, and the draft vocabulary."""
 
-    module: nn.Module
-    parts: target_parts.TargetParts
+    module: StockModel
+    parts: TargetParts
     store: TapStore
     train: list[int]
     held_out: list[int]
@@ -46,18 +46,27 @@ class Setting:
         """The other half: nothing was fitted to them."""
         return [n for n in self.held_out if not _calibrates(self.store, n)]
 
+    def conversations(self) -> list[int]:
+        """Those to train on; more where the corpus has grown."""
+        if self.store.refresh():
+            known = {*self.train, *self.held_out}
+            train, held_out = self.store.split()
+            self.train.extend(n for n in train if n not in known)
+            self.held_out.extend(n for n in held_out if n not in known)
+        return self.train
+
     @property
     def head(self) -> torch.Tensor:
         return self.parts.head[self.draft_ids].contiguous()
 
 
-def setting(module: nn.Module, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
+def setting(module: StockModel, store: TapStore, draft_ids: torch.Tensor | None = None) -> Setting:
     """module: a stock Llama-like target. draft_ids: default, the most frequent tokens of the training answers."""
     train, held_out = store.split()
     mixed = [train[i] for i in torch.randperm(len(train), generator=torch.Generator().manual_seed(3)).tolist()]
     if draft_ids is None:
         draft_ids = draft_vocabulary(store, train, module.config.vocab_size)
-    return Setting(module, target_parts.TargetParts.of(module), store, mixed, held_out, draft_ids)
+    return Setting(module, TargetParts.of(module), store, mixed, held_out, draft_ids)
 
 
 def draft_vocabulary(
@@ -81,7 +90,8 @@ def _calibrates(store: TapStore, n: int) -> bool:
     return corpus.for_calibration(i)
 
 
-def _batches(store: TapStore, chosen: Sequence[int], rows: int = 8) -> Iterator[Batch]:
+def conversation_batches(store: TapStore, chosen: Sequence[int], rows: int = 8) -> Iterator[Batch]:
+    """The chosen conversations, `rows` at a time, in their order."""
     return (store.batch(chosen[i : i + rows]) for i in range(0, len(chosen), rows))
 
 
@@ -93,6 +103,11 @@ def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNe
     c = s.module.config
     stored = stored_layers(c.num_hidden_layers)
     taps = tuple(t for t in stored[:-1] if t < c.num_hidden_layers - layers)
+    if not taps:
+        raise SpecVizError(
+            f"A block drafter of {layers} layers needs a target of at least {layers + 1}: this one has "
+            f"{c.num_hidden_layers}."
+        )
     taps = tuple(sorted({taps[len(taps) // 4], taps[3 * len(taps) // 4], taps[-1]}))
     config = BlockConfig(
         c.hidden_size,
@@ -124,10 +139,12 @@ def start_block(net: BlockNet, s: Setting, limit: int = 1000) -> dict[str, float
     """The closed-form start. `limit` conversations at most for the costlier fits. Returns shares explained."""
     found, where = {}, columns(net, s)
     net.eval()
-    found["inputs"] = closed_form.start_inputs(net, s.parts.embedding, _batches(s.store, s.train), where, where[-1])
-    examples = closed_form.block_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]), where)
+    found["inputs"] = closed_form.start_inputs(
+        net, s.parts.embedding, conversation_batches(s.store, s.train), where, where[-1]
+    )
+    examples = closed_form.block_examples(net, s.parts.embedding, conversation_batches(s.store, s.train[:limit]), where)
     found["before refit"], found["last layer"] = closed_form.refit_last_layer(net, examples)
-    found["serial"] = closed_form.start_serial(net, s.parts, _batches(s.store, s.train[-limit:]), where)
+    found["serial"] = closed_form.start_serial(net, s.parts, conversation_batches(s.store, s.train[-limit:]), where)
     return found
 
 
@@ -138,11 +155,11 @@ def train_block(
     where, head = columns(net, s), s.head
 
     def step_loss(batch, step, generator):
-        slots = recipe.slots[step % len(recipe.slots)]
-        blocks = block.draw_blocks(batch, max(2, recipe.anchors // slots), slots, generator)
+        slots = recipe.block_lengths[step % len(recipe.block_lengths)]
+        blocks = block.draw_blocks(batch, max(2, recipe.slots_per_row // slots), slots, generator)
         return block.block_loss(net, s.parts, head, batch, blocks, where, recipe)
 
-    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, s.conversations, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()
@@ -154,75 +171,18 @@ def alpha_block(
     seed: int = 5,
     chosen: Sequence[int] | None = None,
 ) -> dict[str, list[float]]:
-    """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass alone and refined.
+    """Teacher-forced overlap by slot on held-out (or the chosen) conversations, of the parallel pass and refined.
     p is renormalised over the draft vocabulary; `coverage` is the probability that this keeps."""
     generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
-    recipe, sums, count = block.BlockRecipe(), {}, 0
+    recipe, count = block.BlockRecipe(), 0
+    sums: dict[str, torch.Tensor] = {}
     net.eval()
-    for batch in _batches(s.store, (s.judging if chosen is None else chosen)[:limit]):
+    for batch in conversation_batches(s.store, (s.judging if chosen is None else chosen)[:limit]):
         blocks = block.draw_blocks(batch, 16, slots, generator)
         for name, values in block.block_loss(net, s.parts, head, batch, blocks, where, recipe)[1].items():
-            sums[name] = sums.get(name, 0) + values
+            sums[name] = sums[name] + values if name in sums else values
         count += 1
     return {name: [round(x, 4) for x in (total / count).tolist()] for name, total in sums.items()}
-
-
-@torch.no_grad()
-def _confidence_examples(
-    net: BlockNet, s: Setting, chosen: Sequence[int], slots: int, seed: int
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Teacher-forced, batch by batch: refined states [N, D], embeddings of the tokens before [N, D], log of the largest
-    q [N], the chance that a draft survives (the overlap) [N], and which slots are valid [B, A, slots] (N of them)."""
-    generator, where, head = torch.Generator().manual_seed(seed), columns(net, s), s.head
-    for batch in _batches(s.store, chosen):
-        blocks = block.draw_blocks(batch, 8, slots, generator)
-        valid = blocks.valid
-        with autocast():
-            states = block.block_states(net, s.parts.embedding, batch, blocks, where)[valid]
-            previous = s.parts.embedding[blocks.previous[valid]]
-            refined = net.serial(states, previous, s.parts.embedding[blocks.before[valid]])
-            first = torch.arange(slots).expand_as(valid)[valid] == 0
-            refined = torch.where(first[:, None], states, refined)
-            raw = functional.linear(refined, head)
-        raw = raw.float()
-        p = block.block_targets(s.parts, head, batch, blocks, valid)
-        overlap = losses.survival_label(p, raw.softmax(-1))
-        yield refined.float(), previous, raw.amax(-1) - raw.logsumexp(-1), overlap, valid
-
-
-def fit_confidence(
-    net: BlockNet, s: Setting, limit: int = 160, slots: int = 6, steps: int = 300, seed: int = 7
-) -> float:
-    """Fit the confidence head alone, by logistic regression on training texts; returns its loss."""
-    net.eval()
-    parts = list(_confidence_examples(net, s, s.train[:limit], slots, seed))
-    refined, previous, peak, label = (torch.cat([part[i] for part in parts]) for i in range(4))
-    head = net.serial.confidence
-    optimizer = torch.optim.AdamW(head.parameters(), lr=3e-3, weight_decay=0.1)
-    weights = torch.ones(len(label))
-    with torch.enable_grad():
-        for _ in range(steps):
-            loss = losses.confidence_loss(net.serial.confidence_logits(refined, previous, peak), label, weights)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return round(float(loss.detach()), 4)
-
-
-@torch.no_grad()
-def calibrate(net: BlockNet, s: Setting, slots: int = BLOCK, seed: int = 6) -> list[float]:
-    """Set the serial head's temperatures, left to right, from half of the held-out conversations; returns them."""
-    net.eval()
-    logits, labels = [], []
-    for refined, previous, peak, overlap, valid in _confidence_examples(net, s, s.calibrating, slots, seed):
-        whole = valid.all(-1)
-        for values, out in ((net.serial.confidence_logits(refined, previous, peak), logits), (overlap, labels)):
-            grid = torch.zeros(valid.shape)
-            grid[valid] = values
-            out.append(grid[whole])
-    found = losses.sequential_temperatures(torch.cat(logits), torch.cat(labels))
-    net.serial.temperatures.copy_(found)
-    return [round(x, 3) for x in found.tolist()]
 
 
 # ----------------------------------------------------------------------------------- autoregressive
@@ -254,8 +214,10 @@ def start_causal(net: causal.CausalNet, s: Setting, limit: int = 1000) -> dict[s
     """The closed-form start: a bridge over the layers left out, then the last layer refitted."""
     stored = stored_layers(s.module.config.num_hidden_layers)
     net.eval()
-    bridge = closed_form.start_bridge(net, s.parts, lambda: _batches(s.store, s.train[:limit]), len(stored) - 2)
-    examples = closed_form.causal_examples(net, s.parts.embedding, _batches(s.store, s.train[:limit]))
+    bridge = closed_form.start_bridge(
+        net, s.parts, lambda: conversation_batches(s.store, s.train[:limit]), len(stored) - 2
+    )
+    examples = closed_form.causal_examples(net, s.parts.embedding, conversation_batches(s.store, s.train[:limit]))
     before, after = closed_form.refit_last_layer(net, examples)
     return {"bridge": bridge, "before refit": before, "last layer": after}
 
@@ -273,7 +235,7 @@ def train_causal(
     def step_loss(batch, step, generator):
         return causal.causal_loss(net, s.parts, head, batch, recipe)
 
-    return loop.train(net, s.store, lambda: s.train, step_loss, recipe, share_done=share_done, **options)
+    return loop.train(net, s.store, s.conversations, step_loss, recipe, share_done=share_done, **options)
 
 
 @torch.no_grad()
@@ -281,7 +243,7 @@ def alpha_causal(net: causal.CausalNet, s: Setting, limit: int = 96) -> float:
     """Teacher-forced overlap on held-out answers (p renormalised over the draft vocabulary)."""
     recipe, found = causal.CausalRecipe(), []
     net.eval()
-    for batch in _batches(s.store, s.judging[:limit]):
+    for batch in conversation_batches(s.store, s.judging[:limit]):
         found.append(float(causal.causal_loss(net, s.parts, s.head, batch, recipe)[1]["autoregressive"]))
     return round(sum(found) / len(found), 4)
 
@@ -290,9 +252,8 @@ def alpha_causal(net: causal.CausalNet, s: Setting, limit: int = 96) -> float:
 def coverage(s: Setting, limit: int = 24) -> float:
     """The share of the target's own probability that lies on the draft vocabulary, on held-out answers."""
     found = []
-    for batch in _batches(s.store, s.judging[:limit], rows=2):
-        place = torch.arange(batch.tokens.shape[1])
-        chosen = (place >= batch.answer_starts[:, None] - 1) & (place < batch.lengths[:, None] - 1)
+    for batch in conversation_batches(s.store, s.judging[:limit], rows=2):
+        chosen = batch.before_answer
         logits = functional.linear(s.parts.states(batch.taps[:, :, -1][chosen][::4]), s.parts.head)
         found.append(torch.softmax(logits, -1)[:, s.draft_ids].sum(-1))
     return round(float(torch.cat(found).mean()), 4)

@@ -112,6 +112,24 @@ class Retuned:
         )
 
 
+@dataclass(frozen=True)
+class _Data:
+    """What a retuning trains on and is judged on."""
+
+    target: CausalModel
+    setting: recipes.Setting
+    trained_on: int
+    """Prompts"""
+    held_out: list[list[int]]
+    """Prompts, as token ids"""
+    judging: list[int]
+    """Their conversations in the store"""
+    old: list[int]
+    """Conversations of the shipped corpus in the store"""
+    plain: tuple[list[list[int]], float]
+    """Of the held-out prompts, as `evaluate.plain_texts` returns it"""
+
+
 def folder_of(name: str) -> Path:
     """Where retuned drafters are kept."""
     return paths.home() / "drafters" / name
@@ -144,66 +162,53 @@ class Retune(Worker):
         opened = self.store.open(find_pair(EMBEDDED).target, "cpu", "fp32", self.part(0.0, 0.0))
         target, net = opened.model, checkpoints.load_block_net(source)
         with tempfile.TemporaryDirectory(prefix="specviz-retune-") as scratch:
-            prompts = [_tokens(opened.tokenizer, text) for text in order.prompts]
-            held = [i for i in range(len(prompts)) if i % HELD_OUT == HELD_OUT - 1]
-            kept = [i for i in range(len(prompts)) if i not in held]
-            corpus = self._answers(target, [prompts[i] for i in (*kept, *held)], order.answer_tokens)
             folder = Path(scratch)
-            self._taps(target, corpus, folder / "0-own", 0.35, "Reading the answers again, for what the target saw")
-            self._taps(target, _old_domain(), folder / "1-shipped", 0.4, "Reading older texts, to see what is lost")
-            store = features.TapStore(folder)
-            own, old = ([n for n, (shard, _) in enumerate(store.index) if shard == which] for which in (0, 1))
-            answers = len(own) // len(prompts)
-            trains, judges = own[: len(kept) * answers], own[len(kept) * answers :]
-            s = recipes.setting(target.module, store, net.draft_ids)
-            s.train[:] = trains
-            plain = evaluate.plain_texts(target, [prompts[i] for i in held], self._settings, ROWS)
-
-            def judge(weights: Path, words: str, fraction: float) -> Judged:
-                self.report(words, fraction)
-                found = checkpoints.load_block_net(weights)
-                live = evaluate.live(
-                    target,
-                    from_folder.opener("hybrid", target, weights),
-                    [prompts[i] for i in held],
-                    self._settings,
-                    plain,
-                    lambda _: self.check(),
-                    ROWS,
-                )
-                return Judged(
-                    live,
-                    recipes.alpha_block(found, s, chosen=judges)["hybrid"],
-                    recipes.alpha_block(found, s, chosen=old)["hybrid"],
-                )
-
-            before = judge(source, "Measuring the drafter as it was", 0.45)
-            done = self._train(net, s)
-            about = {
-                **checkpoints.read(source)[3],
-                "retuned_on": len(kept),
-                "retuning_steps": done.step,
-                "retuning_seconds": round(done.seconds),
-            }
-            made = checkpoints.save(
-                folder / "made", "hybrid", net, {k: v for k, v in about.items() if k not in ("format", "kind", "shape")}
-            )
-            after = judge(made, "Measuring the retuned drafter", 0.95)
+            data = self._data(target, [_tokens(opened.tokenizer, text) for text in order.prompts], folder, net)
+            before = self._judge(source, data, "Measuring the drafter as it was", 0.45)
+            done = self._train(net, data.setting)
+            made = checkpoints.save(folder / "made", "hybrid", net, _about(source, data, done))
+            after = self._judge(made, data, "Measuring the retuned drafter", 0.95)
             self.check()
             kept_at = _moved(made, folder_of(order.name))
-        gained = evaluate.gain(before.live, after.live)
         self.result = Retuned(
-            before,
-            after,
-            gained,
-            len(prompts),
-            len(held),
-            s.store.answer_tokens(trains),
-            done.step,
-            done.seconds,
-            kept_at,
+            before=before,
+            after=after,
+            gain=evaluate.gain(before.live, after.live),
+            prompts=len(order.prompts),
+            held_out=len(data.held_out),
+            answer_tokens=data.setting.store.answer_tokens(data.setting.train),
+            steps=done.step,
+            seconds=done.seconds,
+            folder=kept_at,
         )
         self.report("Done", 1.0)
+
+    def _data(self, target: CausalModel, prompts: Sequence[list[int]], folder: Path, net: BlockNet) -> _Data:
+        """Let the target answer, and store what it computed over the answers and over older texts."""
+        held_out = [p for i, p in enumerate(prompts) if i % HELD_OUT == HELD_OUT - 1]
+        trained_on = [p for i, p in enumerate(prompts) if i % HELD_OUT != HELD_OUT - 1]
+        corpus = self._answers(target, [*trained_on, *held_out], self.order.answer_tokens)
+        self._taps(target, corpus, folder / "0-own", 0.35, "Reading the answers again, for what the target saw")
+        self._taps(target, _old_domain(), folder / "1-shipped", 0.4, "Reading older texts, to see what is lost")
+        store = features.TapStore(folder)
+        own, old = ([n for n, (shard, _) in enumerate(store.index) if shard == which] for which in (0, 1))
+        split = len(trained_on) * (len(own) // len(prompts))
+        setting = recipes.setting(target.module, store, net.draft_ids)
+        setting.train[:] = own[:split]
+        plain = evaluate.plain_texts(target, held_out, self._settings, ROWS)
+        return _Data(target, setting, len(trained_on), held_out, own[split:], old, plain)
+
+    def _judge(self, weights: Path, data: _Data, words: str, fraction: float) -> Judged:
+        """Measure a drafter on the held-out prompts and texts."""
+        self.report(words, fraction)
+        net, opener = checkpoints.load_block_net(weights), from_folder.opener("hybrid", data.target, weights)
+        live = evaluate.live(
+            data.target, opener, data.held_out, self._settings, data.plain, lambda _: self.check(), ROWS
+        )
+        overlaps = [
+            recipes.alpha_block(net, data.setting, chosen=chosen)["hybrid"] for chosen in (data.judging, data.old)
+        ]
+        return Judged(live, *overlaps)
 
     @property
     def _settings(self) -> Settings:
@@ -261,7 +266,7 @@ class Retune(Worker):
             self.alphas.append((at.step, at.alphas["hybrid"]))
 
         net.requires_grad_(True)
-        recipe = block.BlockRecipe(learning_rate=LEARNING_RATE, slots=(4, 8), anchors=64)
+        recipe = block.BlockRecipe(learning_rate=LEARNING_RATE, block_lengths=(4, 8), slots_per_row=64)
         try:
             return recipes.train_block(net, s, recipe, share, report=report, report_seconds=1.0)
         finally:
@@ -272,15 +277,15 @@ def _tokens(tokenizer, text: str) -> list[int]:
     return list(encode(tokenizer, text.strip()).ids)
 
 
+def _about(source: Path, data: _Data, done: loop.Progress) -> dict:
+    """The card of the retuned drafter: its source's, and what it was retuned on."""
+    card = {k: v for k, v in checkpoints.read(source)[3].items() if k not in ("format", "kind", "shape")}
+    new = {"retuned_on": data.trained_on, "retuning_steps": done.step, "retuning_seconds": round(done.seconds)}
+    return card | new
+
+
 def _old_domain() -> Corpus:
-    chosen = judging()[:OLD_DOMAIN]
-    return Corpus(
-        np.concatenate([p.conversation(i) for p, i in chosen]),
-        *(
-            np.array([getattr(p, name)[i] for p, i in chosen])
-            for name in ("length", "answer_start", "temperature", "topic")
-        ),
-    )
+    return Corpus.of(judging()[:OLD_DOMAIN])
 
 
 def _moved(made: Path, folder: Path) -> Path:

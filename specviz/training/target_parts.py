@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 from torch.nn import functional
+
+StockModel: TypeAlias = Any
+"""A Llama-like causal language model, of transformers or of models.llama: its attributes are known at run time only."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,7 @@ class TargetParts:
     eps: float
 
     @classmethod
-    def of(cls, module: nn.Module) -> TargetParts:
+    def of(cls, module: StockModel) -> TargetParts:
         """Of a stock Llama-like causal LM module."""
         return cls(
             module.get_input_embeddings().weight.detach(),

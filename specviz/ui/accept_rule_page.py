@@ -1,4 +1,4 @@
-"""The Accept rule page: p, q and u of one position, changed by hand, and ten thousand trials of any rule."""
+"""The Accept rule page: p, q and u of one position, which can be moved, and ten thousand trials of any rule."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _verdict(rule: accept_rules.Rule, tally: Tally, p_value: float | None) -> No
             icon=":material/gavel:",
         )
     elif rule.lossless:
-        st.success(f"Nothing speaks against p. The rule is {flag}, and the histogram agrees.", icon=":material/check:")
+        st.success(f"The counts agree with p. The rule is {flag}, and the histogram agrees.", icon=":material/check:")
     else:
         st.warning(
             f"Not caught with these p and q after {tally.trials:,} trials, though the rule is {flag}: take "

@@ -210,7 +210,7 @@ def _hub(repo: str) -> tuple[dict | None, str]:
 
 
 def _stored(shape: ModelShape, precision: str, width: float | None) -> ModelShape:
-    """The shape with its weights in the width asked for. What is published in fewer bits stays so."""
+    """The shape with weights of this width in bytes (None: that of the precision, or narrower if published so)."""
     computed = WIDTH[precision]
     published = shape.weight_bytes if shape.weight_bytes < 2 else computed
     experts = shape.expert_weight_bytes if width is None else None

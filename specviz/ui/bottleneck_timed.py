@@ -37,7 +37,7 @@ def briefing(setup: Setup, roofs: Ceilings) -> None:
             + (
                 f"one row is {format.percent(first.busy_fraction)} busy already."
                 if first.busy_fraction > TARGET_BUSY
-                else "each row adds traffic of its own."
+                else "each row adds its own traffic."
             )
         )
     else:

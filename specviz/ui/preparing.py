@@ -10,7 +10,7 @@ from specviz.worker import Worker
 
 
 class Preparation(Worker):
-    """One attempt to fetch and load the embedded target. It goes on when no page is open, for whoever comes next."""
+    """One attempt to fetch and load the embedded target. It continues when no page is open."""
 
     keeps = False
 

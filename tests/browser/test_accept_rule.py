@@ -99,7 +99,7 @@ def test_ten_thousand_trials_grow_onto_p_and_a_move_clears_them(page, url):
     opened(page, url)
     page.get_by_role("button", name="Do it ten thousand times").click()
     expect(page.get_by_text("What came out 10,000 times")).to_be_visible(timeout=90000)
-    expect(page.get_by_text("Nothing speaks against p.")).to_be_visible(timeout=30000)
+    expect(page.get_by_text("The counts agree with p.")).to_be_visible(timeout=30000)
     expect(page.locator("svg[data-el=came]")).to_have_attribute("aria-label", re.compile(r"·sees: 0\.\d+ where 0\.600"))
     slider(page, "p of ·cat").focus()
     page.keyboard.press("PageUp")

@@ -1,4 +1,4 @@
-"""The Accept rule page through Streamlit's own test runner: recorded runs, every rule, warping anew, proof."""
+"""The Accept rule page through Streamlit's own test runner: recorded runs, every rule, warping, proof."""
 
 import time
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_ten_thousand_trials_of_the_right_rule_follow_p(page):
     app = drawn(page)
     assert not app.exception
     assert app.session_state["rule_tally"].trials == accept_rule_page.TRIALS
-    assert "Nothing speaks against p" in said(app)
+    assert "The counts agree with p" in said(app)
     assert [m.label for m in app.metric][:3] == ["Total variation from p", "Chi-square", "p-value"]
     assert float(app.metric[0].value) < 0.03
 
@@ -60,12 +60,12 @@ def test_the_histogram_agrees_with_every_flag(page, rule):
     page.selectbox(key="rule_name").select(rule.name).run()
     app = drawn(page)
     assert not app.exception
-    assert ("Nothing speaks against p" if rule.lossless else "Caught") in said(app)
+    assert ("The counts agree with p" if rule.lossless else "Caught") in said(app)
     assert rule.source.split("#")[0] in " ".join(m.value for m in app.markdown)
 
 
 @pytest.mark.parametrize("at", range(3))
-def test_every_recorded_run_can_be_taken_in_hand(page, at):
+def test_every_recorded_run_can_be_chosen(page, at):
     """And its settings become the page's own."""
     names = [n for n in page.selectbox(key="rule_run").options if n.startswith("recorded")]
     app = page.selectbox(key="rule_run").select(names[at]).run()
@@ -75,7 +75,7 @@ def test_every_recorded_run_can_be_taken_in_hand(page, at):
     assert len(app.selectbox(key="rule_position").options) == len(position_case.drafted_positions(trace))
 
 
-def test_the_papers_counterexample_can_be_taken_in_hand(page):
+def test_the_papers_counterexample_can_be_chosen(page):
     page.selectbox(key="rule_run").select(accept_rule_choice.PAPER).run()
     page.selectbox(key="rule_name").select("look-ahead").run()
     app = drawn(page)
@@ -84,7 +84,7 @@ def test_the_papers_counterexample_can_be_taken_in_hand(page):
     assert tally.counts[0] / tally.trials == pytest.approx(0.85, abs=0.02)
 
 
-def test_temperature_and_cuts_act_live_on_both(page):
+def test_temperature_top_k_and_top_p_apply_to_p_and_q(page):
     """Greedy makes p certain: no test is possible then, and no tick is given for it."""
     page.slider(key="rule_temperature").set_value(0.0).run()
     app = drawn(page)
@@ -97,7 +97,7 @@ def test_temperature_and_cuts_act_live_on_both(page):
     assert not app.exception and app.session_state["rule_tally"] is None
 
 
-def test_moved_bars_count_and_clear_what_was_drawn_before(page):
+def test_moved_bars_change_p_and_clear_earlier_trials(page):
     app = drawn(page)
     p, q = (0.1, 0.2, 0.3, 0.4, 0.0, 0.0), (0.5, 0.3, 0.2, 0.0, 0.0, 0.0)
     app.session_state[accept_rule_page.KEY] = {

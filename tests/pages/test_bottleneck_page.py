@@ -18,7 +18,7 @@ CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
 
 @pytest.fixture
 def open_page(open_app, monkeypatch):
-    """open_page(**address parameters) -> the running page, with roofs of its own: whatever was measured before."""
+    """open_page(**address parameters) -> the running page, with its own roofs, independent of earlier measurements."""
     roofs = ceilings.Ceilings(
         "cpu", "fp32", 2e10, 1.4e11, (1.9e10, 2.1e10), (1.3e11, 1.5e11), "2026-01-01T00:00:00+00:00"
     )
@@ -122,7 +122,7 @@ def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, mo
     app = ended(app, "ceilings")
     assert not app.exception
     assert app.button("ceilings-button").label == "Measure again"
-    assert "differ" in sentences(app) or "times the median" in sentences(app), "a wide spread is told"
+    assert "differ" in sentences(app) or "times the median" in sentences(app), "a wide spread is shown"
 
 
 def test_stop_ends_a_measurement_and_keeps_nothing(open_page, monkeypatch):
@@ -174,7 +174,7 @@ def test_widths_of_1_to_32_are_timed_explained_and_predict_a_speed_up(open_page)
     assert "The model is within 25" in texts(app) and "Predicted: E" in texts(app)
 
 
-def test_the_12_per_cent_are_looked_for_by_running(open_page):
+def test_the_batch_with_12_per_cent_busy_is_found_by_running(open_page):
     app = open_page()
     app.text_area("config-text").set_value(TINY).run()
     app.button("found-12-button").click().run()
@@ -193,7 +193,7 @@ def test_a_shape_that_does_not_fit_is_modelled_and_refused_with_the_reason(open_
 
 
 @pytest.mark.parametrize("shape,words", [("GPT-9", "Hub id such as"), ("no/such/model", "Hub id such as")])
-def test_a_model_that_is_no_model_is_a_sentence(open_page, shape, words):
+def test_an_unknown_model_gives_a_sentence(open_page, shape, words):
     app = open_page(shape=shape)
     assert not app.exception
     assert words in sentences(app)
@@ -208,7 +208,7 @@ def test_a_model_that_is_no_model_is_a_sentence(open_page, shape, words):
         ('{"model_type": "llama", "hidden_size": "wide"}', "lacks a usable"),
     ],
 )
-def test_a_pasted_config_that_is_none_is_a_sentence(open_page, text, words):
+def test_an_invalid_pasted_config_gives_a_sentence(open_page, text, words):
     app = open_page()
     app.text_area("config-text").set_value(text).run()
     assert not app.exception
@@ -250,34 +250,34 @@ def test_a_run_is_watched_with_its_utilizations_and_its_points(open_page):
     assert any("of the last run" in o for o in app.selectbox(point_arithmetic.PICKED).options)
 
 
-def test_the_monitor_stops_when_the_last_watcher_leaves():
-    held = live_load.Watch()
-    held.samples("one")
-    held.samples("two")
-    held.leave("one")
-    assert held.monitor.running
-    held.leave("two")
-    assert not held.monitor.running
+def test_the_monitor_stops_when_the_last_session_leaves():
+    watch = live_load.Watch()
+    watch.samples("one")
+    watch.samples("two")
+    watch.leave("one")
+    assert watch.monitor.running
+    watch.leave("two")
+    assert not watch.monitor.running
 
 
-def test_a_busy_machine_is_told_on_screen(open_page, monkeypatch):
+def test_a_busy_machine_is_reported_on_screen(open_page, monkeypatch):
     monkeypatch.setattr(facts, "read", lambda kind, key: {"measured_at": "2026-01-01T00:00:00+00:00", "others": 0.6})
     app = open_page()
     assert "other programs used 60 % of the device" in sentences(app)
     assert app.button("ceilings-button").label == "Measure again"
 
 
-def test_joules_per_emitted_token_are_of_the_time_that_was_watched(monkeypatch):
-    """Energy and tokens both count from the moment a run is first seen; another run starts anew."""
+def test_joules_per_token_count_only_the_time_while_sampled(monkeypatch):
+    """Energy and tokens both count from the moment a run is first seen; another run starts again."""
     monkeypatch.setattr(live_load.st, "session_state", {})
 
-    def told(joules, tokens, run="a"):
+    def shown(joules, tokens, run="a"):
         return live_load.joules_per_token(
             [monitor.Sample(0.0, 0.5, 0.2, 1, 2, watts=100.0, joules=joules)], (run, tokens)
         )
 
-    assert told(50.0, 10) is None, "nothing has been emitted yet while it was watched"
-    assert told(80.0, 20) == "3.00 J"
-    assert told(80.0, 20) == "3.00 J", "no new token: the last figure stays"
-    assert told(90.0, 5, run="b") is None
-    assert told(None, 5, run="b") is None and live_load.joules_per_token([monitor.Sample(0, 0, 0, 0, 0)], None) is None
+    assert shown(50.0, 10) is None, "nothing has been emitted yet while it was watched"
+    assert shown(80.0, 20) == "3.00 J"
+    assert shown(80.0, 20) == "3.00 J", "no new token: the last figure stays"
+    assert shown(90.0, 5, run="b") is None
+    assert shown(None, 5, run="b") is None and live_load.joules_per_token([monitor.Sample(0, 0, 0, 0, 0)], None) is None

@@ -39,7 +39,7 @@ def test_a_run_ends_as_a_trace_with_its_charts(open_app, finish):
     assert traces.loads(traces.dumps(trace)) == trace
 
 
-def test_a_link_with_go_starts_the_very_run(open_app, finish):
+def test_a_link_with_go_starts_the_linked_run(open_app, finish):
     app = finish(open_app(**TOY, go="1"))
     assert app.session_state["run"].status == "complete"
     assert app.session_state["run"].prompts[0].text == TOY["prompt"]
@@ -78,7 +78,7 @@ def test_bad_input_is_a_sentence_and_never_a_traceback(open_app, finish, paramet
 
 
 @pytest.mark.parametrize("k", ["-1", "99", "banana"])
-def test_a_k_that_is_no_k_falls_back_to_the_default(open_app, k):
+def test_an_invalid_k_falls_back_to_the_default(open_app, k):
     app = open_app(k=k)
     assert not app.exception
     assert app.slider("k").value == 5
@@ -94,7 +94,7 @@ def test_a_k_that_is_no_k_falls_back_to_the_default(open_app, k):
         (json.dumps({"format": "specviz-trace", "version": 1}).encode(), "damaged"),
     ],
 )
-def test_a_file_that_is_no_trace_is_a_sentence(open_app, content, words):
+def test_a_file_that_is_not_a_trace_gives_a_sentence(open_app, content, words):
 
     app = open_app()
     app.file_uploader("trace-file").set_value(("some.json", content, "application/json")).run()
@@ -110,14 +110,14 @@ def test_an_opened_trace_replaces_the_stage(open_app):
     assert app.session_state["opened"] == traces.load(path)
 
 
-def test_the_note_of_the_run_on_stage_stands_under_it_as_plain_text(open_app):
+def test_the_note_of_the_run_is_shown_under_it_as_plain_text(open_app):
     trace = replace(traces.load(stage.recorded.shipped()[-1]), note="No CUDA graphs here: ![x](http://elsewhere/y.png)")
     app = open_app()
     assert not any("CUDA graphs" in c.value for c in app.caption)
     app.session_state["opened"] = trace
     app.run()
-    told = [c.value for c in app.caption if "CUDA graphs" in c.value]
-    assert len(told) == 1 and "![" not in told[0]
+    notes = [c.value for c in app.caption if "CUDA graphs" in c.value]
+    assert len(notes) == 1 and "![" not in notes[0]
 
 
 def prepared(app, seconds=60):

@@ -20,8 +20,8 @@ def words(app):
 
 def counted(app):
     """Rejections of the hybrid that the table holds."""
-    told = next(m.value for m in app.markdown if "rejections of hybrid" in m.value)
-    return int(told.split(" of ")[0].strip("*"))
+    shown = next(m.value for m in app.markdown if "rejections of hybrid" in m.value)
+    return int(shown.split(" of ")[0].strip("*"))
 
 
 def wait(app, key, seconds=120):
@@ -39,7 +39,7 @@ def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
     """Every section is there with its figures, each says that it is recorded, and no run has begun."""
     app = at_drafters(open_app)
     assert not app.exception and not app.error
-    told = words(app)
+    shown = words(app)
     for section in (
         "Tokens per pass and per second",
         "How acceptance decays",
@@ -47,8 +47,8 @@ def test_the_recorded_lanes_are_shown_at_once_and_labelled(open_app):
         "Confidence and its calibration",
         "Where drafts are rejected",
     ):
-        assert section in told
-    assert "recorded on" in told and "Recorded on" in told and "ECE" in told
+        assert section in shown
+    assert "recorded on" in shown and "Recorded on" in shown and "ECE" in shown
     assert "lanes-run" not in app.session_state
 
 
@@ -64,7 +64,7 @@ def test_a_rejection_is_filtered_and_opened(open_app):
     assert not app.exception and "Rejection 2 of" in words(app)
     app.button("fail-previous").click().run()
     assert "Rejection 1 of" in words(app)
-    # another drafter starts anew
+    # another drafter starts again
     app.session_state["fail-drafter"] = "parallel"
     app.run()
     assert not app.exception and "rejections of parallel" in words(app)
@@ -77,7 +77,7 @@ def test_lanes_run_on_the_toy_pair_beside_plain_decoding(open_app):
     assert not app.exception and not app.error
     run = app.session_state["lanes-run"]
     assert run.status == "complete" and {d for _, d in run.traces} == {PLAIN, "autoregressive", "ngram"}
-    assert "measured here" in words(app) and "Only the hybrid drafter tells a confidence" in words(app)
+    assert "measured here" in words(app) and "Only the hybrid drafter gives a confidence" in words(app)
     app.button("lanes-back").click().run()
     assert "recorded on" in words(app) and not app.exception
 

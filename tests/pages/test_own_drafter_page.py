@@ -22,7 +22,7 @@ def test_a_folder_typed_or_linked_is_the_drafter(open_app, finish, tmp_path):
 
 @pytest.mark.parametrize("where", ["drafter", "folder"])
 def test_an_address_can_name_code_but_never_runs_it(open_app, tmp_path, where):
-    """Neither as the drafter nor as its folder, not even with go=1; in the box the reason is told."""
+    """Neither as the drafter nor as its folder, not even with go=1; in the box the reason is shown."""
     (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Mine: pass\n")
     name = f"{tmp_path / 'mine.py'}:Mine"
     app = open_app(**TOY, **({"drafter": name} if where == "drafter" else {"drafter": OWN, "folder": name}))

@@ -1,4 +1,4 @@
-"""The Retune page through Streamlit's own test runner: first paint, prompts that do not do, how an outcome is told."""
+"""The Retune page through Streamlit's own test runner: first paint, prompts that are refused, the outcome."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def test_the_page_opens_with_prompts_to_begin_with(page):
         ("\n".join(["same"] * 9), "mine", "twice"),
     ],
 )
-def test_prompts_and_names_that_do_not_do_are_a_sentence(page, prompts, name, said):
+def test_refused_prompts_and_names_give_a_sentence(page, prompts, name, said):
     page.text_area(key="retune-prompts").set_value(prompts)
     page.text_input(key="retune-name").set_value(name)
     page.button(key="retune-go").click().run()

@@ -155,7 +155,7 @@ def test_the_prompt_may_come_from_stdin(call, monkeypatch):
     assert piped["token_ids"] == json.loads(call(*TOY, "--max-new-tokens", 6, "--json")[1])["token_ids"]
 
 
-def test_trace_show_tells_every_draft_verdict_and_draw(call, tmp_path):
+def test_trace_show_prints_every_draft_verdict_and_draw(call, tmp_path):
     file = tmp_path / "run.json"
     call(
         *TOY,
@@ -353,7 +353,7 @@ def test_a_trace_path_that_cannot_be_written_is_refused_before_decoding(refused,
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_at_the_end_is_told(refused, tmp_path, monkeypatch):
+def test_a_full_disk_at_the_end_gives_a_sentence(refused, tmp_path, monkeypatch):
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -361,7 +361,7 @@ def test_a_full_disk_at_the_end_is_told(refused, tmp_path, monkeypatch):
     assert "No space left on device" in refused(*TOY, "--max-new-tokens", 2, "--trace", tmp_path / "run.json")
 
 
-def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
+def test_no_network_gives_a_sentence_that_says_what_to_do(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(STORE, "_models", OrderedDict())  # another test may have loaded the model into this process
     for name, value in OFFLINE.items():
@@ -371,20 +371,20 @@ def test_no_network_is_told_with_what_to_do(refused, tmp_path, monkeypatch):
         assert "index" in said or "network" in said or "download" in said
 
 
-def test_no_room_on_disk_is_told_before_the_download(refused, tmp_path, monkeypatch):
+def test_too_little_disk_space_is_refused_before_the_download(refused, tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path / "empty"))
     monkeypatch.setattr(space, "free_disk_bytes", lambda folder: 1_000_000)
     assert "disk space" in refused("fetch", "smollm2-135m")
 
 
-def test_too_little_memory_is_told_and_not_tried(refused, monkeypatch):
+def test_too_little_memory_is_refused_before_loading(refused, monkeypatch):
     from specviz.engine import run as runs
 
     monkeypatch.setattr(runs, "free_memory_bytes", lambda device: 1000)
     assert "lower the batch" in refused(*TOY)
 
 
-def test_memory_that_runs_out_on_the_way_is_told(refused, monkeypatch):
+def test_running_out_of_memory_gives_a_sentence(refused, monkeypatch):
     def explode(*arguments, **options):
         raise MemoryError
 
@@ -431,7 +431,7 @@ def test_as_a_module_it_exits_with_2_and_no_traceback():
     assert (process.returncode, out) == (2, "") and err == "k must be a whole number from 0 to 16, not 99.\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     process = start("run", "--help")
     process.stdout.close()
     err = process.stderr.read()

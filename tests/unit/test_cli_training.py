@@ -3,11 +3,14 @@
 import argparse
 import json
 
+import numpy as np
 import pytest
-from tiny_models import write_dflash
+import torch
+from tiny_models import byte_level_tokenizer, write_dflash
 
-from specviz.cli import main, training
+from specviz.cli import drafter_evaluation, main, training
 from specviz.errors import SettingsError
+from specviz.training.corpus import Corpus
 
 
 def parsed(*words):
@@ -21,6 +24,8 @@ def parsed(*words):
     [
         ("train", "corpus", "x", "--tokens", "0"),
         ("train", "corpus", "x", "--rows", "9999"),
+        ("train", "corpus", "x", "--share", "3/2"),
+        ("train", "corpus", "x", "--share", "half"),
         ("train", "drafter", "hybrid", "x", "y", "--minutes", "0"),
         ("train", "drafter", "hybrid", "x", "y", "--learning-rate", "2"),
         ("drafters", "eval", "--k", "0"),
@@ -44,14 +49,21 @@ def test_prompts_are_the_lines_of_a_file_or_held_out_ones(tmp_path):
 
     file = tmp_path / "p.txt"
     file.write_text("one\n\nthree\n")
-    assert training._prompts(str(file), Tokenizer()) == [[3], [5]]
-    held = training._prompts("heldout", Tokenizer())
-    assert len(held) > 20 and all(len(p) > 20 for p in held)
+
+    def prompts(source, count=99):
+        return drafter_evaluation._prompts(str(source), Tokenizer(), count)
+
+    assert prompts(file) == ([], [[3], [5]]) and prompts(file, 1) == ([], [[3]])
+    kinds, held = prompts("heldout")
+    assert len(held) > 20 and all(len(p) > 20 for p in held) and kinds == []
     with pytest.raises(SettingsError, match="cannot be read"):
-        training._prompts(str(tmp_path / "none.txt"), Tokenizer())
+        prompts(tmp_path / "none.txt")
     file.write_text("\n")
     with pytest.raises(SettingsError, match="no prompt"):
-        training._prompts(str(file), Tokenizer())
+        prompts(file)
+    kinds, found = prompts("validation")
+    assert len(kinds) == len(found) >= 20 and len(set(kinds)) == 8
+    assert len(set(prompts("validation", 8)[0])) == 8, "the first prompts are of every kind"
 
 
 def test_a_typed_kind_that_does_not_exist_is_refused(capsys):
@@ -135,3 +147,57 @@ def test_eval_tells_what_the_serial_pass_adds_with_its_interval(at_embedded_home
 def test_eval_says_what_it_cannot_measure(words, said, capsys):
     assert main.main(["drafters", "eval", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def chatty_folder(tmp_path):
+    """A random target of six layers with a chat template, as a model folder."""
+    from test_training import module
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = {**module().config.to_dict(), "num_hidden_layers": 6, "vocab_size": 300, "max_position_embeddings": 256}
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(tmp_path / "target")
+    tokenizer = byte_level_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    tokenizer.save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
+
+
+@pytest.mark.slow
+def test_a_corpus_and_both_kinds_of_drafters_are_made_from_the_command_line_and_continued(
+    chatty_folder, tmp_path, capsys
+):
+    pair, shards = ["--pair", str(chatty_folder)], str(tmp_path / "shards")
+    write = ["train", "corpus", shards, *pair, "--tokens", "2000", "--rows", "32"]
+    assert main.main(write) == 0 and "answer tokens in" in capsys.readouterr().out
+    assert main.main(write) == 0, "nothing is left to write"
+
+    def train(kind, to, *more):
+        capsys.readouterr()
+        words = ["train", "drafter", kind, shards, str(tmp_path / to), *pair, "--minutes", "0.02", *more]
+        assert main.main(words) == 0
+        return json.loads(capsys.readouterr().out)
+
+    first = train("hybrid", "a")
+    assert first["steps"] > 0 and set(first["alpha_by_position"]) == {"parallel", "hybrid"}
+    again = train("hybrid", "a")
+    assert again["steps"] == first["steps"], "a finished run is not trained further"
+    other = train("hybrid", "b", "--from", str(tmp_path / "a" / "hybrid"))
+    assert other["steps"] > 0
+    assert train("autoregressive", "c")["steps"] > 0
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {"parallel", "hybrid", "training"}
+
+
+def test_what_cannot_be_trained_is_refused_in_a_sentence(tmp_path, capsys):
+    assert main.main(["train", "corpus", str(tmp_path / "x"), "--pair", "toy", "--tokens", "10"]) == 2
+    assert "no chat template" in capsys.readouterr().err
+    tokens = np.zeros(400, np.uint16)
+    Corpus(tokens, np.full(20, 20), np.full(20, 5), np.zeros(20, np.float32), np.full(20, -1)).save(tmp_path / "s.npz")
+    assert main.main(["train", "drafter", "hybrid", str(tmp_path), str(tmp_path / "y"), "--pair", "toy"]) == 2
+    assert "needs a target of at least 3" in capsys.readouterr().err
+    words = ["train", "drafter", "autoregressive", str(tmp_path), str(tmp_path / "y"), "--pair", "toy", "--from", "a"]
+    assert main.main(words) == 2 and "--from is for hybrid" in capsys.readouterr().err

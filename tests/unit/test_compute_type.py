@@ -11,7 +11,7 @@ from test_training import DRAFT_IDS, block_net, corpus, module
 
 from specviz.hardware import facts
 from specviz.models.causal import CausalModel
-from specviz.training import block, causal, compute_type, features, recipes, synthesis
+from specviz.training import block, causal, compute_type, features, recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -35,9 +35,9 @@ def test_what_was_measured_is_kept_and_not_measured_again(slow, empty_home, monk
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_product_of_training_and_synthesis_is_made_in_the_chosen_type(dtype, tmp_path, monkeypatch):
-    """Counted by a dispatch mode over gradient steps of both kinds of drafters, their closed-form starts and a step of
-    batched generation: no large product of the other type occurs."""
+def test_every_product_of_training_is_made_in_the_chosen_type(dtype, tmp_path, monkeypatch):
+    """Counted by a dispatch mode over gradient steps of both kinds of drafters: no large product of the other
+    type occurs."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Products(TorchDispatchMode):
@@ -53,8 +53,9 @@ def test_every_product_of_training_and_synthesis_is_made_in_the_chosen_type(dtyp
     features.compute(CausalModel(stock), corpus(24), tmp_path / "s0")
     s = recipes.setting(stock, features.TapStore(tmp_path), DRAFT_IDS)
     with Products() as products:
-        synthesis.LockStep(stock, 2, 8).step(torch.tensor([3, 4]), torch.tensor([0, 0]))
-        recipes.train_block(block_net(), s, block.BlockRecipe(rows=2, slots=(4,), anchors=8), lambda at: at.step / 2)
+        recipes.train_block(
+            block_net(), s, block.BlockRecipe(rows=2, block_lengths=(4,), slots_per_row=8), lambda at: at.step / 2
+        )
         recipes.train_causal(recipes.causal_net(s, (0, 3)), s, causal.CausalRecipe(rows=2), lambda at: at.step / 2)
     assert dtype in products.seen
     if dtype == torch.float32:

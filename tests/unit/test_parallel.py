@@ -49,7 +49,7 @@ def test_a_live_block_equals_the_teacher_forced_one(target, k):
     text = torch.tensor([PROMPT + [0] * 9])
     taps = torch.zeros(1, text.shape[1], 2, SIZE)
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
-    batch = Batch(text, torch.tensor([16]), torch.tensor([7]), taps)
+    batch = Batch(text, torch.tensor([16]), torch.arange(text.shape[1])[None] >= 7, taps)
     with torch.no_grad():
         forced = block.block_states(
             drafter.net, target.embedding, batch, block.blocks_at(batch, torch.tensor([[len(PROMPT) - 1]]), k), (0, 1)

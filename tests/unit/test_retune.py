@@ -160,3 +160,9 @@ def test_the_sentence_claims_a_change_only_where_the_interval_excludes_none():
     say = lambda gain: retune.Retuned(side, side, gain, 8, 2, 1, 1, 1.0, None).sentence  # noqa: E731
     assert "longer" in say((0.2, 0.1, 0.3)) and "shorter" in say((-0.2, -0.3, -0.1))
     assert "no clear change" in say((0.2, -0.1, 0.5))
+
+
+def test_results_by_kind_of_text_pool_the_passes_of_each_kind():
+    found = evaluate.by_kind(["code", "story", "code"], _live([(20, 10), (60, 20), (40, 10)]))
+    assert found["code"][0] == 3.0 and found["code"][1] <= 3.0 <= found["code"][2] and found["code"][3] == 2
+    assert found["story"] == (3.0, 3.0, 3.0, 1)

@@ -9,7 +9,7 @@ from specviz.drafters.parallel import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.trace.calibration import expected_error
-from specviz.training import block, causal, closed_form, features, loop, losses, target_parts
+from specviz.training import block, causal, closed_form, confidence, features, loop, losses, target_parts
 from specviz.training.corpus import Corpus, distinct4
 
 VOCAB, SIZE, LAYERS, TAPS = 60, 32, 4, (0, 2)
@@ -68,11 +68,19 @@ def store(tmp_path_factory):
     return features.TapStore(folder)
 
 
-def test_the_written_out_gradient_is_that_of_the_loss():
+def distil_logits(logits, p, weights, kl_share=None):
+    """The loss of logits [N, V] against p [N, V]: with the identity as the head, states are logits."""
+    eye = torch.eye(logits.shape[1])
+    loss, overlap, _ = losses.distil([logits], p.log(), eye, weights[None], kl_share, torch.float32)
+    return loss, overlap[0]
+
+
+@pytest.mark.parametrize("rows", [5, 2 * losses.ROWS + 3])
+def test_the_written_out_gradient_is_that_of_the_loss(rows):
     torch.manual_seed(0)
-    logits = torch.randn(5, 7, requires_grad=True)
-    p, weights = torch.randn(5, 7).softmax(-1), torch.rand(5)
-    loss, overlap = losses.distil(logits, p, weights)
+    logits = torch.randn(rows, 7, requires_grad=True)
+    p, weights = torch.randn(rows, 7).softmax(-1), torch.rand(rows)
+    loss, overlap = distil_logits(logits, p, weights)
     loss.backward()
     other = logits.detach().clone().requires_grad_()
     q = other.softmax(-1)
@@ -80,14 +88,28 @@ def test_the_written_out_gradient_is_that_of_the_loss():
     share = torch.exp(-3 * same.detach())
     expected = (weights * (share * -(p * q.log()).sum(-1) + (1 - share) * (1 - same))).sum()
     expected.backward()
-    assert torch.allclose(loss, expected, atol=1e-6) and torch.allclose(overlap, same, atol=1e-6)
+    assert torch.allclose(loss, expected, rtol=1e-5) and torch.allclose(overlap, same, atol=1e-6)
     assert torch.allclose(logits.grad, other.grad, atol=1e-6)
+
+
+def test_the_gradient_reaches_the_states_of_several_drafters_through_the_head():
+    torch.manual_seed(0)
+    states = [torch.randn(9, 4, requires_grad=True) for _ in range(2)]
+    targets, head, weights = torch.randn(9, 4), torch.randn(6, 4), torch.rand(2, 9)
+    loss, overlap, log_peak = losses.distil(states, targets, head, weights, 0.5, torch.float32)
+    (3 * loss).backward()
+    for i, state in enumerate(states):
+        alone = (state.detach() @ head.T).requires_grad_()
+        part, same = distil_logits(alone, (targets @ head.T).softmax(-1), weights[i], 0.5)
+        part.backward()
+        assert torch.allclose(state.grad, 3 * alone.grad @ head, atol=1e-5) and torch.allclose(overlap[i], same)
+        assert torch.allclose(log_peak[i], alone.detach().log_softmax(-1).amax(-1), atol=1e-5)
 
 
 def test_pure_total_variation_and_pure_kl_are_the_ends_of_the_mixture():
     logits, p = torch.tensor([[0.0, 0.0]]), torch.tensor([[0.9, 0.1]])
-    assert losses.distil(logits, p, torch.ones(1), 0.0)[0] == pytest.approx(0.4)
-    assert losses.distil(logits, p, torch.ones(1), 1.0)[0] == pytest.approx(0.6931, abs=1e-4)
+    assert distil_logits(logits, p, torch.ones(1), 0.0)[0] == pytest.approx(0.4)
+    assert distil_logits(logits, p, torch.ones(1), 1.0)[0] == pytest.approx(0.6931, abs=1e-4)
 
 
 def test_position_weights_decay():
@@ -162,7 +184,7 @@ def test_labels_follow_their_anchor_and_p_belongs_to_them(store):
     assert blocks.previous[0, 1].tolist() == batch.tokens[0, 9:12].tolist()
     assert blocks.before[0, 1].tolist() == batch.tokens[0, 8:11].tolist()
     parts = target_parts.TargetParts.of(module())
-    p = block.block_targets(parts, parts.head[DRAFT_IDS], batch, blocks, blocks.valid)
+    p = torch.softmax(block.block_targets(parts, batch, blocks) @ parts.head[DRAFT_IDS].T, -1)
     exact = module()(batch.tokens[:1]).logits[0, 9, DRAFT_IDS].softmax(-1)  # after the anchor: the first slot's p
     assert torch.allclose(p.view(2, 2, 3, -1)[0, 1, 0], exact, atol=5e-3)  # (the head is run in bfloat16)
 
@@ -223,7 +245,7 @@ def test_an_interrupted_run_sees_the_very_batches_that_an_uninterrupted_one_sees
     known = list(range(100, 113))
 
     def run(at, count):
-        chosen = loop.batches(at, lambda: known, 4, seed=3)
+        chosen = loop.batches(at, lambda: known, lambda i: i * 7 % 11, 4, seed=3)
         return [list(next(chosen)) for _ in range(count)]
 
     whole = run(loop.Progress(), 8)
@@ -235,15 +257,23 @@ def test_an_interrupted_run_sees_the_very_batches_that_an_uninterrupted_one_sees
     assert whole[:3] != whole[3:6]
 
 
+def test_conversations_of_similar_length_share_a_batch():
+    lengths = np.random.default_rng(0).integers(10, 500, 640).tolist()
+    found = loop.epoch_batches(lengths, 8, 0, 0)
+    assert sorted(i for batch in found for i in batch) == list(range(640))
+    padded = sum(8 * max(lengths[i] for i in batch) for batch in found)
+    assert padded < 1.1 * sum(lengths), "at most a tenth of the batches is padding"
+
+
 def test_a_corpus_that_grew_is_used_from_the_next_epoch_on_and_one_that_shrank_is_refused():
     known = list(range(8))
     at = loop.Progress()
-    chosen = loop.batches(at, lambda: known, 4, seed=0)
+    chosen = loop.batches(at, lambda: known, lambda i: 5, 4, seed=0)
     next(chosen)
     known += range(8, 16)
     assert max(next(chosen)) < 8 and {i for _ in range(4) for i in next(chosen)} == set(range(16))
     with pytest.raises(SpecVizError, match="16 conversations, the corpus has 8"):
-        next(loop.batches(loop.Progress(batch=1, epoch_size=16), lambda: known[:8], 4, seed=0))
+        next(loop.batches(loop.Progress(batch=1, epoch_size=16), lambda: known[:8], lambda i: 5, 4, seed=0))
 
 
 def test_a_damaged_checkpoint_is_refused_in_a_sentence(store, tmp_path):
@@ -312,3 +342,17 @@ def test_refitting_the_last_layer_explains_more_of_the_targets_state(store):
     net = block_net()
     examples = closed_form.block_examples(net, parts.embedding, iter(batches), (0, 2))
     closed_form.refit_last_layer(net, examples)
+
+
+def test_the_label_of_a_confidence_counts_what_p_has_outside_the_draft_vocabulary(monkeypatch):
+    """Against a plain computation in float64; a target that lies wholly outside is never accepted."""
+    monkeypatch.setattr(confidence, "training_dtype", lambda: torch.float32)
+    torch.manual_seed(0)
+    head, states, targets = torch.randn(VOCAB, SIZE), torch.randn(130, SIZE), torch.randn(130, SIZE)
+    chance, log_peak = confidence.acceptance(states, targets, head, DRAFT_IDS)
+    p = torch.softmax((targets @ head.T).double(), -1)
+    q = torch.softmax((states @ head[DRAFT_IDS].T).double(), -1)
+    exact = torch.minimum(p[:, DRAFT_IDS], q).sum(-1)
+    assert (chance - exact).abs().max() < 1e-4 and (log_peak.exp() - q.amax(-1)).abs().max() < 1e-4
+    outside = 100 * head[1:2] / head[1:2].norm()  # token 1 is no draft
+    assert confidence.acceptance(states[:1], outside, head, DRAFT_IDS)[0] < 1e-3
