@@ -35,15 +35,15 @@ def measure(reference: Opened, other: Opened, texts: int = 20, job: Job | None =
         job.report(f"{n + 1} of {len(parts)} texts", (n + 1) / len(parts))
         job.check()
     return Distance(
-        EMBEDDED,
-        other.precision,
-        float(np.mean(variations)),
-        float(np.quantile(variations, 0.9)),
-        max(variations),
-        float(np.mean(same)),
-        len(same),
-        machine.device_name(other.device),
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        pair=EMBEDDED,
+        precision=other.precision,
+        total_variation=float(np.mean(variations)),
+        p90=float(np.quantile(variations, 0.9)),
+        worst=max(variations),
+        same_likeliest=float(np.mean(same)),
+        positions=len(same),
+        machine=machine.device_name(other.device),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 

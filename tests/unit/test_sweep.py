@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, bring_to, crossing, serving_settings
+from specviz.bench.sweep import Cell, Sweep, SweepRequest, best_k, bring_to, serving_settings
 from specviz.bench.sweep import modelled as modelled_map
 from specviz.checks import lossless
 from specviz.cli import main
@@ -25,8 +25,11 @@ TEXT = "the cat sees the dog and"
 
 
 def order(**more):
-    return SweepOrder(
-        "toy", "autoregressive", TEXT, **{"ks": (0, 2), "batches": (1, 2), "rounds": 4, "device": "cpu", **more}
+    return SweepRequest(
+        pair="toy",
+        drafter="autoregressive",
+        text=TEXT,
+        **{"ks": (0, 2), "batches": (1, 2), "rounds": 4, "device": "cpu", **more},
     )
 
 
@@ -86,13 +89,13 @@ def test_what_cannot_be_is_a_sentence(at_home):
         with pytest.raises(SettingsError, match=r"must be|needs"):
             order(**bad)
     with pytest.raises(PairError, match="choose one of"):
-        Sweep(SweepOrder("toy", "other", TEXT))
+        Sweep(SweepRequest(pair="toy", drafter="other", text=TEXT))
     sweep = Sweep(order(ks=(8,), batches=(1,), contexts=(4096,), rounds=100)).execute()
     assert "positions" in sweep.cells[8, 1, 4096].note and sweep.cells[8, 1, 4096].speedup is None
 
 
 CELLS = [
-    Cell(k, b, 6, speedup=s)
+    Cell(k=k, batch=b, context=6, speedup=s)
     for b, line in ((1, (1.0, 1.4, 1.6)), (4, (1.0, 1.2, 0.9)), (16, (1.0, 0.8, 0.5)))
     for k, s in enumerate(line)
 ]
@@ -100,7 +103,6 @@ CELLS = [
 
 def test_the_best_k_and_the_line():
     assert [best_k(CELLS, b).k if best_k(CELLS, b) else None for b in (1, 4, 16)] == [2, 1, None]
-    assert crossing(CELLS, 2) == 4 and crossing(CELLS, 1) == 16
     data = speedup_map.verdicts(CELLS)
     assert data.verdict.tolist() == ["K = 2", "K = 1", "do not speculate here"]
     text = serving_settings(CELLS, "ngram")
