@@ -314,7 +314,7 @@ def test_arrivals_follow_their_rate_and_repeat():
     for bad in ((0, 1), (1, 0), (float("nan"), 1)):
         with pytest.raises(SettingsError, match="above 0"):
             arrivals(*bad, PROMPTS, (1, 2))
-    with pytest.raises(SettingsError, match="survival"):
+    with pytest.raises(SettingsError, match="Survival"):
         SurvivalModel((1.5,))
 
 
