@@ -22,8 +22,8 @@ from specviz.bench.same_task import departure
 from specviz.bench.systems import FULL, Scale, System, pick_k, plain_system
 from specviz.checks.lossless import texts_for
 from specviz.drafters.names import drafter_names, trained
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
 from specviz.engine.prompts import encode, lines_of, presets_for
-from specviz.engine.run import STORE, ModelStore, Opened
 from specviz.errors import SettingsError
 from specviz.hardware import ceilings, machine
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair
@@ -71,7 +71,7 @@ class _Benchmark:
     def __init__(self, pair: Pair, scale: Scale, batch: int, store: ModelStore, job: Job):
         self.began = time.perf_counter()
         self.pair, self.scale, self.batch, self.store, self.job = pair, scale, batch, store, job
-        self.opened: dict[str, Opened] = {}
+        self.opened: dict[str, LoadedModel] = {}
         """By precision; the first is the one that was requested."""
         self.step_times: dict[str, dict] = {}
         """By precision: pass times and ceilings."""
@@ -192,7 +192,7 @@ def _default_drafters(pair: Pair) -> tuple[str, ...]:
 
 
 def _groups(
-    pair: Pair, target: Opened, prompts: Sequence[str] | None, scale: Scale, batch: int
+    pair: Pair, target: LoadedModel, prompts: Sequence[str] | None, scale: Scale, batch: int
 ) -> tuple[list[peers.Group], list[peers.Group]]:
     """Groups of `batch` prompts to measure on, one beginning with each prompt, and groups to pick K on."""
     held_out, _, raw = texts_for(pair.name)

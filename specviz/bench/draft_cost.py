@@ -19,11 +19,12 @@ from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import MAX_K, write_atomically
+from specviz.trace.files import write_atomically
+from specviz.trace.records import MAX_K
 from specviz.worker import Worker
 
 if TYPE_CHECKING:
-    from specviz.engine.run import ModelStore
+    from specviz.engine.model_store import ModelStore
 
 FILE = FOLDER / "draft-cost.json"
 """The recorded measurement that ships."""
@@ -97,8 +98,9 @@ class Costs(Worker):
     def work(self) -> None:
         import torch
 
+        from specviz.engine.drafter_factory import make_drafter
+        from specviz.engine.model_store import STORE
         from specviz.engine.prompts import encode
-        from specviz.engine.run import STORE, make_drafter
         from specviz.hardware import machine
         from specviz.trace.records import Settings
         from specviz.training.evaluate import draft_seconds

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.paths import ASSETS
-from specviz.trace import records as traces
+from specviz.trace import files as trace_files
 from specviz.trace.records import Position, Round, Settings, Trace, Verdict
 from specviz.worker import Stopped, Worker
 
 if TYPE_CHECKING:
-    from specviz.engine.run import ModelStore
+    from specviz.engine.model_store import ModelStore
 
 PLAIN = "plain"
 PLAIN_LABEL = "plain decoding: the target alone, one token per pass"
@@ -107,7 +107,7 @@ class Lanes(Worker):
         self._store = store
 
     def work(self) -> None:
-        from specviz.engine.run import STORE
+        from specviz.engine.model_store import STORE
 
         order, store = self.order, self._store or STORE
         names = _names(order.texts)
@@ -147,7 +147,9 @@ class Lanes(Worker):
         named = _drafter_of_plain(self.pair, order.drafters) if plain else drafter
         settings = replace(order.settings, max_new_tokens=tokens, **({"k": 0} if plain else {}))
         run = Lane(
-            Order(order.pair, named, text, settings, raw=order.raw, device=order.device, precision=order.precision),
+            RunRequest(
+                order.pair, named, text, settings, raw=order.raw, device=order.device, precision=order.precision
+            ),
             store,
         ).execute()
         if run.status == "failed":
@@ -215,13 +217,13 @@ def save(lanes: Mapping[Key, Trace], folder: Path = FOLDER) -> list[Path]:
     for (prompt, drafter), trace in lanes.items():
         slug = re.sub(r"[^a-z0-9]+", "-", prompt.lower()).strip("-")[:24]
         path = folder / f"lane-{prompts.index(prompt):02d}-{slug}-{drafter}.json.gz"
-        written.append(traces.save(slim(trace), path))
+        written.append(trace_files.save(slim(trace), path))
     return written
 
 
 def load(folder: Path = FOLDER) -> dict[Key, Trace]:
     """The recorded lanes of a folder; empty if there are none. Raises TraceError for a file that is no trace."""
-    found = [traces.load(path) for path in sorted(folder.glob("lane-*.json.gz"))]
+    found = [trace_files.load(path) for path in sorted(folder.glob("lane-*.json.gz"))]
     texts = list(dict.fromkeys(t.prompts[0].text for t in found))
     name = dict(zip(texts, _names(texts)))
     return {(name[t.prompts[0].text], t.drafter): t for t in found}

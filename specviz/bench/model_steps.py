@@ -7,7 +7,7 @@ import statistics
 from specviz.bench import step_times
 from specviz.bench.paired_ratios import interval
 from specviz.bench.systems import FULL
-from specviz.engine.run import Opened
+from specviz.engine.model_store import LoadedModel
 from specviz.hardware import ceilings, machine, roofline
 
 CONTEXT = 200
@@ -21,7 +21,7 @@ PADDED = (2, 4)
 """Padded sizes of a plain step, which may be faster than one position."""
 
 
-def time_steps(target: Opened, repeats: int) -> dict:
+def time_steps(target: LoadedModel, repeats: int) -> dict:
     """Ceilings, and median seconds of passes of 1, VERIFY and PADDED positions at the same context, in turn.
 
     The denominator of verify_over_decode is the fastest plain step: a padded pass of two or four positions where that

@@ -9,7 +9,8 @@ from specviz.bench import peers
 from specviz.bench.systems import FULL, Scale, System
 from specviz.drafters.autoregressive import AutoregressiveDrafter
 from specviz.drafters.names import drafter_names
-from specviz.engine.run import ModelStore, Opened, make_drafter
+from specviz.engine.drafter_factory import make_drafter
+from specviz.engine.model_store import LoadedModel, ModelStore
 from specviz.errors import SpecVizError
 from specviz.hardware import machine
 from specviz.loader import load_model
@@ -25,7 +26,7 @@ class Peers:
     """The installed peers of a pair, started one after the other; `close` ends their processes."""
 
     pair: Pair
-    target: Opened
+    target: LoadedModel
     """In the precision that the peers run in."""
     scale: Scale
     batch: int
@@ -142,12 +143,12 @@ _INSTALL_VLLM = (
 )
 
 
-def _stock(pair: Pair, target: Opened, precision: str) -> peers.Transformers:
+def _stock(pair: Pair, target: LoadedModel, precision: str) -> peers.Transformers:
     module = load_model.load_module(fetch(pair.target), target.device, precision, stock=True)
     return peers.Transformers(module, target.device, precision, target.model.eos_ids())
 
 
-def transformers_plain(pair: Pair, target: Opened) -> System:
+def transformers_plain(pair: Pair, target: LoadedModel) -> System:
     """Plain decoding by transformers in the target's precision throughout; in bf16 if that is int4."""
     precision = "bf16" if target.precision == "int4" else target.precision
     return System("transformers", "plain", precision, _stock(pair, target, precision).runner())

@@ -10,7 +10,7 @@ from specviz.bench import peers
 from specviz.bench.model_steps import CONTEXT, time_steps
 from specviz.bench.paired_ratios import ratio
 from specviz.bench.systems import FULL, Scale, System, decode_run
-from specviz.engine.run import Opened
+from specviz.engine.model_store import LoadedModel
 from specviz.errors import SpecVizError
 from specviz.hardware import machine, shapes
 from specviz.loader.hub_config import hub_config
@@ -30,7 +30,7 @@ def bench_shape(
     precision = resolve_precision(precision, device)
     config = shapes.CONFIGS.get(name) or hub_config(name)
     model = random_weights.build(config, device, precision, name, job.part(0.0, 0.0))
-    target = Opened(model, None, device, precision)
+    target = LoadedModel(model, None, device, precision)
     job.report("Ceilings and steps")
     timed = time_steps(target, scale.steps)
     job.report("Plain decoding against transformers")

@@ -306,7 +306,7 @@ def draft_model(pair, target, store):
         return store.open(pair.draft, target.device, target.precision).model
     if "first-layers" not in pair.drafters or target.model.layers < 2:
         return None
-    from specviz.engine.run import FIRST_LAYERS
+    from specviz.engine.drafter_factory import FIRST_LAYERS
 
     return store.first_layers(target, pair.target, min(FIRST_LAYERS, target.model.layers // 2))
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from specviz.drafters.names import check_drafter
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.roofline import Point, expected_tokens, modelled_seconds, point, step_cost
@@ -126,10 +126,10 @@ class Sweep(Worker):
     def missing(self) -> list[Key]:
         return [key for key in self.order.keys if key not in self.cells]
 
-    def run_order(self, cell: Cell) -> Order:
+    def run_order(self, cell: Cell) -> RunRequest:
         """The order of a run that decodes a cell's rows, to watch them."""
         order = self.order
-        return Order(
+        return RunRequest(
             order.pair,
             order.drafter,
             cell.text,
@@ -140,7 +140,7 @@ class Sweep(Worker):
         )
 
     def work(self) -> None:
-        from specviz.engine.run import STORE
+        from specviz.engine.model_store import STORE
         from specviz.hardware import ceilings
 
         store, order = self._store or STORE, self.order
@@ -168,8 +168,8 @@ class Sweep(Worker):
         self.report("", 1.0)
 
     def _measure(self, store, target, k: int, batch: int, text: str, ids: list[int]) -> Cell:
+        from specviz.engine.drafter_factory import make_drafter
         from specviz.engine.loop import Measurements, decode
-        from specviz.engine.run import make_drafter
 
         order = self.order
         new = order.rounds * (k + 1) + 1  # so that no row ends inside the cell

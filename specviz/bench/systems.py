@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from specviz.bench import peers
 from specviz.bench.same_task import Departure
 from specviz.drafters.base import Drafter
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import Measurements, decode
-from specviz.engine.run import ModelStore, Opened, make_drafter
+from specviz.engine.model_store import LoadedModel, ModelStore
 from specviz.loader.pairs import Pair
 from specviz.trace.records import Settings
 from specviz.worker import Job
@@ -82,13 +83,13 @@ class System:
         self.spent.append(generation)
 
 
-def plain_system(target: Opened) -> System:
+def plain_system(target: LoadedModel) -> System:
     """Our plain decoding."""
     return System("specviz", "plain", target.precision, decode_run(target, lambda s: None, 0), 0)
 
 
 def decode_run(
-    target: Opened, make: Callable[[Settings], Drafter | None], k: int, eos_ids: frozenset[int] | None = None
+    target: LoadedModel, make: Callable[[Settings], Drafter | None], k: int, eos_ids: frozenset[int] | None = None
 ) -> peers.Run:
     """A `run` with our decoding loop. make: returns a fresh drafter, or None for plain decoding."""
 
@@ -116,7 +117,7 @@ def decode_run(
 
 def pick_k(
     pair: Pair,
-    target: Opened,
+    target: LoadedModel,
     name: str,
     ks: Sequence[int],
     groups: Sequence[peers.Group],

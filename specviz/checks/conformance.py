@@ -16,14 +16,15 @@ import torch
 
 from specviz.checks import lossless, statistics
 from specviz.drafters.base import Drafter, Request
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import decode, start_drafter
-from specviz.engine.request import Order
-from specviz.engine.run import STORE, ModelStore, make_drafter
+from specviz.engine.model_store import STORE, ModelStore
+from specviz.engine.request import RunRequest
 from specviz.engine.sequence import Row
 from specviz.errors import SpecVizError
 from specviz.loader.pairs import find_pair
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.sampling.rejection import uniform
 from specviz.trace.records import MAX_K, Settings
 from specviz.worker import Job
@@ -69,7 +70,7 @@ def run(
     job, found = job or Job(), find_pair(pair)
     opened = store.open(found.target, device, precision, job)
     texts, sampled, raw = lossless.texts_for(found.name)
-    bench_order = Order(pair, name, sampled, Settings(k=K), raw=raw, device=device, precision=precision)
+    bench_order = RunRequest(pair, name, sampled, Settings(k=K), raw=raw, device=device, precision=precision)
     bench = lossless.Bench(bench_order, store)
     prompts = [list(bench.ids(text)) for text in texts[:3]]
 
@@ -192,7 +193,7 @@ class _Feed:
     def propose(self, ks: dict[int, int], seed: int = 0) -> _Drafts:
         """Its proposal of ks[row] tokens per row."""
         found = self.drafter.propose(self.requests(ks, seed)).on_host()
-        return _Drafts([[int(t) for t in row] for row in found.tokens], [whole(q) for q in found.draft_probs])
+        return _Drafts([[int(t) for t in row] for row in found.tokens], [dense(q) for q in found.draft_probs])
 
     def commit(self, row: int, emitted: Sequence[int]) -> None:
         before = len(self.texts[row])

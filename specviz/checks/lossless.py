@@ -16,9 +16,10 @@ from specviz.checks import statistics
 from specviz.drafters.base import Drafter
 from specviz.drafters.names import check_drafter
 from specviz.engine import prompts as prompting
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import decode
-from specviz.engine.request import Order
-from specviz.engine.run import STORE, ModelStore, Opened, make_drafter
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
+from specviz.engine.request import RunRequest
 from specviz.errors import NotFiniteError, SettingsError
 from specviz.loader import load_model
 from specviz.loader.pairs import find_pair
@@ -185,11 +186,11 @@ class Finding:
 
 
 class Bench:
-    """The loaded pair and drafter of an Order, to decode short texts with and without drafts."""
+    """The loaded pair and drafter of an RunRequest, to decode short texts with and without drafts."""
 
     def __init__(
         self,
-        order: Order,
+        order: RunRequest,
         store: ModelStore = STORE,
         job: Job | None = None,
     ):
@@ -198,7 +199,7 @@ class Bench:
         check_drafter(self.pair, order.drafter)
         if order.drafter == "autoregressive":
             load_model.check(self.pair, loading)  # before anything large is fetched
-        self.target: Opened = store.open(self.pair.target, order.device, order.precision, loading)
+        self.target: LoadedModel = store.open(self.pair.target, order.device, order.precision, loading)
 
     def drafter(self) -> Drafter:
         """A fresh drafter over shared weights, with the order's own temperature, top-k and top-p."""
@@ -390,7 +391,7 @@ def check(
     if not 0 <= samples <= 10**6:
         raise SettingsError(f"samples must be from 0 to 1,000,000, not {samples}.")
     texts, sampled, raw = texts_for(pair)
-    order = Order(
+    order = RunRequest(
         pair, drafter, sampled, Settings(k=k, max_new_tokens=GREEDY_TOKENS), raw=raw, device=device, precision=precision
     )
     settings = replace(order.settings, temperature=temperature)
@@ -405,10 +406,10 @@ def check(
         return Finding(found, fault=str(error))
 
 
-def order_of(trace: Trace, device: str = "auto") -> Order:
-    """The Order that would decode a trace's first row again."""
+def order_of(trace: Trace, device: str = "auto") -> RunRequest:
+    """The RunRequest that would decode a trace's first row again."""
     prompt = trace.prompts[0]
-    return Order(
+    return RunRequest(
         trace.pair,
         trace.drafter,
         prompt.text,

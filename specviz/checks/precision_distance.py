@@ -15,14 +15,14 @@ from specviz.training import corpus
 from specviz.worker import Job
 
 if TYPE_CHECKING:
-    from specviz.engine.run import Opened
+    from specviz.engine.model_store import LoadedModel
     from specviz.models.causal import CausalModel
 
 POSITIONS = 8
 """Positions of an answer that are forwarded in one pass, as many as a verify pass may have."""
 
 
-def measure(reference: Opened, other: Opened, texts: int = 20, job: Job | None = None) -> Distance:
+def measure(reference: LoadedModel, other: LoadedModel, texts: int = 20, job: Job | None = None) -> Distance:
     """The embedded target opened in another precision against itself in fp32, along the held-out answers to which
     nothing was fitted (`texts` at most)."""
     job, parts = job or Job(), corpus.judging()[:texts]

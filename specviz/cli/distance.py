@@ -32,7 +32,7 @@ def distance_command(arguments: argparse.Namespace) -> int:
     if not 1 <= arguments.texts <= 1000:
         raise SettingsError(f"--texts must be from 1 to 1000, not {arguments.texts}.")
     from specviz.checks.precision_distance import measure
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
     from specviz.models.precision import record
 
     source = find_pair(EMBEDDED).target

@@ -71,7 +71,7 @@ def eval_command(arguments: argparse.Namespace) -> int:
     settings = Settings(k=arguments.k, temperature=arguments.temperature, max_new_tokens=arguments.max_new_tokens)
     pair = find_pair(arguments.pair)
     names = _names(arguments, pair)
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
     from specviz.training import evaluate
 
     opened, report = STORE.open(pair.target, "auto", "auto"), reports()
@@ -113,7 +113,7 @@ def _names(arguments: argparse.Namespace, pair: Pair) -> list[str]:
 def _measure(name: str, pair: Pair, opened, prompts, settings: Settings, plain, rows: int, report) -> tuple[dict, Any]:
     """One drafter: a JSON object of everything, and the evaluate.Live in it."""
     from specviz.drafters import checkpoints
-    from specviz.engine.run import make_drafter
+    from specviz.engine.drafter_factory import make_drafter
     from specviz.training import evaluate
 
     def make(settings: Settings):

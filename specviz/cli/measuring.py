@@ -47,7 +47,7 @@ def model_of(arguments: argparse.Namespace, device: str, precision: str, job: Jo
         name = arguments.shape
         config = shapes.CONFIGS.get(name) or hub_config(name)
         return random_weights.build(config, device, precision, name, job), f"{name} with random weights"
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
 
     pair = find_pair(arguments.pair)
     return STORE.open(pair.target, device, precision, job).model, pair.name

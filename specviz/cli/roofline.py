@@ -65,7 +65,7 @@ def roofline_command(arguments: argparse.Namespace) -> int:
 
 def _timed(pair: Pair, device: str, precision: str, arguments: argparse.Namespace) -> list[Step]:
     from specviz.bench import step_times
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
 
     batch, context, repeats = arguments.batch, arguments.context, arguments.repeats
     with reporting() as job:

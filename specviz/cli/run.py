@@ -13,10 +13,10 @@ from specviz.cli.progress import INTERRUPTED, watch
 from specviz.cli.run_summary import as_json, figures
 from specviz.drafters.names import check_drafter, drafter_names
 from specviz.engine.prompts import MAX_CHARACTERS
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import find_pair
-from specviz.trace import records as traces
+from specviz.trace import files as trace_files
 from specviz.trace.records import MAX_K, Settings, Trace
 
 
@@ -85,7 +85,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     from specviz.engine.run import Run
 
     run = Run(
-        Order(
+        RunRequest(
             pair=arguments.pair,
             drafter=drafter,
             text=text,
@@ -119,7 +119,7 @@ def run_command(arguments: argparse.Namespace) -> int:
 
 def _save(trace: Trace, path: Path) -> None:
     try:
-        say(f"Trace: {traces.save(trace, path)}")
+        say(f"Trace: {trace_files.save(trace, path)}")
     except OSError as error:
         raise SpecVizError(
             f"The run is done, but its trace could not be written to {path}: {error.strerror or error}. Name another "

@@ -11,7 +11,7 @@ from specviz.cli.ranges import parse_range
 from specviz.cli.run_summary import figures
 from specviz.errors import SettingsError
 from specviz.format import number, seconds
-from specviz.trace import records as traces
+from specviz.trace import files as trace_files
 from specviz.trace.records import Trace, Verdict
 
 
@@ -27,7 +27,7 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def show_command(arguments: argparse.Namespace) -> int:
     """Print the settings of a trace and its rounds."""
-    trace = traces.load(arguments.file)
+    trace = trace_files.load(arguments.file)
     rows: Sequence[int] = range(len(trace.prompts))
     if arguments.row is not None:
         rows = parse_range(arguments.row)

@@ -11,8 +11,8 @@ from specviz.drafters.base import Proposal, Request
 from specviz.drafters.draft_vocabulary import DraftVocabulary
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import OneHot
-from specviz.sampling.transfer import onto, places, read, starts_of
+from specviz.sampling.distributions import OneHotRows
+from specviz.sampling.transfer import index_of, offsets, to_device, to_host
 from specviz.trace.records import MAX_K, Cost, Settings
 
 
@@ -72,7 +72,7 @@ class AutoregressiveDrafter:
         size = self.vocabulary.size
         return Proposal(
             [found.tokens[where[i]] if i in where else none for i in range(len(requests))],
-            [found.draft_probs[where[i]] if i in where else OneHot(none, size) for i in range(len(requests))],
+            [found.draft_probs[where[i]] if i in where else OneHotRows(none, size) for i in range(len(requests))],
             [found.draft_logits[where[i]] if i in where else None for i in range(len(requests))],
             found.draft_tokens,
             found.cost,
@@ -84,8 +84,8 @@ class AutoregressiveDrafter:
         drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
         feed = {i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests)}
-        uniforms = onto([u for r in requests for u in r.uniforms], device, torch.float64)
-        starts = starts_of([len(r.uniforms) for r in requests])
+        uniforms = to_device([u for r in requests for u in r.uniforms], device, torch.float64)
+        starts = offsets([len(r.uniforms) for r in requests])
         forwarded, flops, moved = 0, 0, 0
         slot = 0
         while feed:
@@ -94,8 +94,8 @@ class AutoregressiveDrafter:
             out = self.model.forward(self._cache, rows, list(map(self._known, feed.values())), logits=[1] * len(rows))
             cost = pass_cost(self.model.shape, [len(t) for t in feed.values()], contexts, len(rows))
             forwarded, flops, moved = forwarded + sum(map(len, feed.values())), flops + cost.flops, moved + cost.bytes
-            raw = out.packed[places(out.starts, device)][:, : len(self.vocabulary)]
-            here = places([starts[i] + slot for i in feed], device)
+            raw = out.packed[index_of(out.starts, device)][:, : len(self.vocabulary)]
+            here = index_of([starts[i] + slot for i in feed], device)
             tokens, drawn_from = self.vocabulary.choose(raw, self.settings, uniforms[here])
             for n, i in enumerate(feed):
                 drawn[i].append(tuple(x[n : n + 1] for x in (tokens, raw, drawn_from) if x is not None))
@@ -125,7 +125,7 @@ class AutoregressiveDrafter:
         if agreed < last:
             drafts, i = self._drafts[row]
             # numbers by now, unless somebody else than the decoding loop asked for them
-            proposed = drafts[i] if isinstance(drafts[i], list) else read(drafts[i])[0]
+            proposed = drafts[i] if isinstance(drafts[i], list) else to_host(drafts[i])[0]
             while agreed < last and proposed[agreed - before] == text[agreed]:
                 agreed += 1
         self._cache.truncate(row, agreed)

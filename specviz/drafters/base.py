@@ -8,8 +8,8 @@ from typing import Protocol, Self
 
 import torch
 
-from specviz.sampling.distributions import Rows
-from specviz.sampling.transfer import read
+from specviz.sampling.distributions import Distributions
+from specviz.sampling.transfer import to_host
 from specviz.trace.records import Cost
 
 
@@ -31,11 +31,11 @@ class Proposal:
     tokens: list[list[int] | torch.Tensor]
     """K_r token ids each, as numbers or as an int64 tensor [K_r] on the target's device, for which then nobody had to
     wait; `settle` puts numbers in their place. So with `confidence` and `first_guess`."""
-    draft_probs: list[Rows]
+    draft_probs: list[Distributions]
     """[K_r, V] float64 each, as a tensor or in a form that is read like one: the very distributions that the tokens
     were drawn from; one-hot if they were chosen without chance. They must not depend on any of the target's
     randomness."""
-    draft_logits: list[Rows | None]
+    draft_logits: list[Distributions | None]
     """[K_r, V] float32 raw logits (-inf outside the drafter's vocabulary), or None for a lookup."""
     draft_tokens: int
     """Positions that the drafter forwarded for this proposal."""
@@ -58,7 +58,7 @@ class Proposal:
 
     def on_host(self) -> Self:
         """Itself, settled."""
-        self.settle(read(*self.parts()))
+        self.settle(to_host(*self.parts()))
         return self
 
 

@@ -30,7 +30,7 @@ from specviz.models.graphs import (
     last_position,
     store_attention,
 )
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 from specviz.trace.records import Settings
 
 
@@ -75,8 +75,8 @@ class BlockGraphs(Recordings):
         columns = columns_bucket(max(length + n for length, n in zip(extended, counts)), store.capacity)
         sizes = (most_rows, most_fresh, most_slots, columns, gathered(slots, most_rows, store))
         inputs = [
-            onto(_indices(sizes, slots, store.slots, lengths, fresh, counts, texts), self.device),
-            onto(_padded(uniforms, counts, most_rows, most_slots), self.device, torch.float64),
+            to_device(_indices(sizes, slots, store.slots, lengths, fresh, counts, texts), self.device),
+            to_device(_padded(uniforms, counts, most_rows, most_slots), self.device, torch.float64),
             torch.stack([*last_states, *last_states[:1] * (most_rows - len(rows))]),
         ]
         if most_fresh:

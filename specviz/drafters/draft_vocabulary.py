@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import torch
 
-from specviz.sampling.distributions import OneHot, Rows, Spread
-from specviz.sampling.rejection import draws, likeliest, warp
+from specviz.sampling.distributions import Distributions, OneHotRows, SparseRows
+from specviz.sampling.rejection import argmax_rows, draws, warp
 from specviz.trace.records import Settings
 
 
@@ -35,18 +35,18 @@ class DraftVocabulary:
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
         """The likeliest token [N] of each row of logits [N, Vd]."""
-        return self._ids(likeliest(logits))
+        return self._ids(argmax_rows(logits))
 
-    def probs(self, tokens: torch.Tensor, drawn_from: torch.Tensor | None) -> Rows:
+    def probs(self, tokens: torch.Tensor, drawn_from: torch.Tensor | None) -> Distributions:
         """q [N, V] of what `choose` chose."""
-        return OneHot(tokens, self.size) if drawn_from is None else self._spread(drawn_from, 0.0)
+        return OneHotRows(tokens, self.size) if drawn_from is None else self._spread(drawn_from, 0.0)
 
     def _ids(self, columns: torch.Tensor) -> torch.Tensor:
         return columns if self._all else self.ids[columns]
 
-    def spread_logits(self, rows: torch.Tensor) -> Rows:
+    def spread_logits(self, rows: torch.Tensor) -> Distributions:
         """[N, Vd] -> [N, V] float32, -inf for tokens that cannot be drafted."""
         return self._spread(rows.float(), -torch.inf)
 
-    def _spread(self, rows: torch.Tensor, rest: float) -> Rows:
-        return rows if self._all else Spread(rows, self.ids, self.size, rest)
+    def _spread(self, rows: torch.Tensor, rest: float) -> Distributions:
+        return rows if self._all else SparseRows(rows, self.ids, self.size, rest)

@@ -18,7 +18,7 @@ from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.fused import norm
 from specviz.models.graphs import Recordings
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 
 
 class FusedBlock:
@@ -59,7 +59,7 @@ class FusedBlock:
         if fresh := [(row, t) for row, t in zip(rows, taps) if t is not None]:
             new, new_taps = zip(*fresh)
             last |= zip(new, self.add_context(cache, new, new_taps))
-        anchors = onto(anchors, self.weights.masks.device)
+        anchors = to_device(anchors, self.weights.masks.device)
         states = self.states(cache, rows, anchors, torch.stack(list(last.values())), counts)
         return states, self.head(states), list(last.values())
 
@@ -118,7 +118,7 @@ class FusedBlock:
         first, later = (part[:, None] for part in weights.inputs(condition).split(self.config.hidden_size, -1))
         x = (torch.cat([first, later.expand(-1, most - 1, -1)], 1) + weights.masks[:most]).flatten(0, 1)
         if len(set(counts)) > 1:
-            x = x[onto([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
+            x = x[to_device([most * row + slot for row, n in enumerate(counts) for slot in range(n)], x.device)]
         x, _ = weights.layers(x, attend, *weights.rotary.rows(positions, longest))
         return norm(x, weights.gain, self.eps)
 

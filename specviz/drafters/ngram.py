@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import Proposal, Request
-from specviz.sampling.distributions import OneHot
-from specviz.sampling.transfer import onto
+from specviz.sampling.distributions import OneHotRows
+from specviz.sampling.transfer import to_device
 from specviz.trace.records import MAX_K, Cost
 
 
@@ -38,7 +38,7 @@ class NgramDrafter:
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
         tokens = [self._lookup(r.row, r.k) for r in requests]
-        probs = [OneHot(onto(t, self.device), self.vocab_size) for t in tokens]
+        probs = [OneHotRows(to_device(t, self.device), self.vocab_size) for t in tokens]
         return Proposal(tokens, probs, [None] * len(tokens), 0, Cost(0, 0))
 
     def _lookup(self, row: int, k: int) -> list[int]:

@@ -27,7 +27,7 @@ from specviz.drafters.slots import Drafted
 from specviz.errors import PairError
 from specviz.hardware.costs import pass_cost
 from specviz.models.causal import CausalModel
-from specviz.sampling.transfer import onto, starts_of
+from specviz.sampling.transfer import offsets, to_device
 from specviz.trace.records import Cost, Settings
 
 
@@ -285,10 +285,10 @@ class ParallelDrafter:
     def _eager(self, requests: Sequence[Request], counts: list[int]) -> tuple[Drafted, list[int], list[torch.Tensor]]:
         """What was drafted, where each row's slots begin, and the states of the rows' last context tokens."""
         states, logits, last = self._block(requests, counts)
-        texts = onto(self._texts(requests), states.device)
-        uniforms = onto(_uniforms(requests, counts), states.device, torch.float64)
+        texts = to_device(self._texts(requests), states.device)
+        uniforms = to_device(_uniforms(requests, counts), states.device, torch.float64)
         drafted = self._choose(self.fused, self.vocabulary, self.settings, states, logits, texts, uniforms, counts)
-        return drafted, starts_of(counts), last
+        return drafted, offsets(counts), last
 
     @torch.inference_mode()
     def _block(

@@ -18,7 +18,7 @@ from specviz.drafters.base import Drafter, Proposal, Request
 from specviz.drafters.names import plugin_parts
 from specviz.errors import PluginError, SpecVizError
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import MAX_K, Cost, Settings
 
 SUM_TOLERANCE = 1e-6
@@ -158,8 +158,8 @@ class CheckedDrafter:
                 self._wrong(f"it drafted the token {token!r:.40}, but the target knows 0 to {self._vocab - 1}")
         shape = (len(tokens), self._vocab)
         try:
-            q = whole(found.draft_probs[i])
-            logits = None if found.draft_logits[i] is None else whole(found.draft_logits[i])
+            q = dense(found.draft_probs[i])
+            logits = None if found.draft_logits[i] is None else dense(found.draft_logits[i])
         except AttributeError:
             self._wrong("draft_probs and draft_logits must hold tensors")
         if tuple(q.shape) != shape or (logits is not None and tuple(logits.shape) != shape):

@@ -16,9 +16,9 @@ from specviz.drafters.base import Proposal, Request
 from specviz.drafters.published_net import ForeignNet
 from specviz.hardware.costs import ModelShape, pass_cost
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import OneHot
+from specviz.sampling.distributions import OneHotRows
 from specviz.sampling.rejection import draws, warp
-from specviz.sampling.transfer import onto, places
+from specviz.sampling.transfer import index_of, to_device
 from specviz.trace.records import MAX_K, Cost, Settings
 
 
@@ -121,7 +121,7 @@ class ForeignDrafter:
         tokens = [x.argmax(-1) for x in full]
         return Proposal(
             tokens,
-            [OneHot(t, x.shape[-1]) for t, x in zip(tokens, full)],
+            [OneHotRows(t, x.shape[-1]) for t, x in zip(tokens, full)],
             full,
             len(counts) * self.net.config.block,
             self._cost(requests, counts),
@@ -132,18 +132,18 @@ class ForeignDrafter:
     ) -> Proposal:
         net, s = self.net, self.settings
         head, n, device = net.markov_head, len(requests), net.fc.weight.device
-        previous = onto([r.anchor for r in requests], device)
+        previous = to_device([r.anchor for r in requests], device)
         memory = torch.zeros(n, head.rank, dtype=net.fc.weight.dtype, device=device)
         drawn: list[list[tuple]] = [[] for _ in requests]
         for slot in range(max(counts)):
             going = [i for i, count in enumerate(counts) if slot < count]
-            rows = places(going, device)
+            rows = index_of(going, device)
             before = head.markov_w1(previous[rows])
             state = torch.stack([states[i][slot] for i in going])
             added, memory[rows] = head(state, before, memory[rows])
             full = net.spread(torch.stack([logits[i][slot] for i in going]) + added.float())
             q = warp(full, s.temperature, s.top_k, s.top_p)
-            us = onto([requests[i].uniforms[slot] for i in going], device, torch.float64)
+            us = to_device([requests[i].uniforms[slot] for i in going], device, torch.float64)
             previous[rows] = tokens = draws(q, us)
             sure = self._confidence(state, before)
             for part, i in enumerate(going):

@@ -21,7 +21,7 @@ from specviz.errors import FetchError, PairError
 from specviz.loader.finite_weights import check_weights
 from specviz.loader.model_folder import read_header, weight_files
 from specviz.models.causal import CausalModel
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 
 _IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """Parts of a file that are the target's own or follow from others."""
@@ -136,7 +136,7 @@ class ForeignNet(nn.Module):
     def block_inputs(self, anchors: list[int]) -> torch.Tensor:
         """[R, block, D]: the anchor's embedding, then mask tokens."""
         ids = torch.full((len(anchors), self.config.block), self.config.mask_token, device=self.embedding.device)
-        ids[:, 0] = onto(anchors, ids.device)
+        ids[:, 0] = to_device(anchors, ids.device)
         return self.embedding[ids].to(self.fc.weight.dtype) * self.config.embedding_scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

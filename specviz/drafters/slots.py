@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specviz.sampling.transfer import onto, places, starts_of
+from specviz.sampling.transfer import index_of, offsets, to_device
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ def slots_at(slot: int, counts: Sequence[int], device: torch.device) -> tuple[Pl
     if len(set(counts)) == 1:
         return slice(slot, None, counts[0]), slice(None)
     going = [row for row, n in enumerate(counts) if slot < n]
-    starts = starts_of(counts)
-    return places([starts[row] + slot for row in going], device), places(going, device)
+    starts = offsets(counts)
+    return index_of([starts[row] + slot for row in going], device), index_of(going, device)
 
 
 def numbers_of(counts: Sequence[int], device: torch.device) -> torch.Tensor:
     """The number of each slot within its block, of rows that have `counts` each."""
     if len(set(counts)) == 1:
         return torch.arange(counts[0], device=device).repeat(len(counts))
-    return onto([slot for n in counts for slot in range(n)], device)
+    return to_device([slot for n in counts for slot in range(n)], device)

@@ -1,1 +1,1 @@
-"""The decoding loop, and a run of it from a prompt to a Trace."""
+"""The decoding loop of speculative decoding, and runs of it: from a prompt to a Trace."""

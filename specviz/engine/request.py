@@ -8,8 +8,8 @@ from specviz.trace.records import Settings
 
 
 @dataclass(frozen=True)
-class Order:
-    """What to run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
+class RunRequest:
+    """One run. `rows` copies of one prompt, each with its own seed: settings.seed, seed + 1, ..."""
 
     pair: str
     drafter: str

@@ -1,179 +1,45 @@
-"""From what a person asked for to a Trace: loads the pair, decodes in a worker thread, keeps every round.
+"""A run: loads the pair, decodes a prompt in a thread, and keeps every round for the Trace.
 
-A Run is what the app, the command line and the tests all use. Models are shared between runs and cached by
-(source, device, precision) within a budget of bytes; caches of K and V belong to one run.
+The app, the command line and the tests all use Run. The models come from a ModelStore, shared between runs; the KV
+caches belong to one run.
 """
 
 from __future__ import annotations
 
 import datetime
 import logging
-import threading
 import uuid
-from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import torch
 
-from specviz.drafters import from_folder, plugin
-from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.base import Drafter
-from specviz.drafters.lookup_first import LookupFirst
-from specviz.drafters.names import LOOKUP_FIRST, check_drafter, plugin_parts
-from specviz.drafters.ngram import NgramDrafter
+from specviz.drafters.names import check_drafter
 from specviz.engine import prompts as prompting
+from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import Measurements, check_prompts, decode
-from specviz.engine.request import Order
+from specviz.engine.model_store import STORE, LoadedModel, ModelStore
+from specviz.engine.request import RunRequest
 from specviz.errors import MemoryBudgetError, SettingsError, SpecVizError
 from specviz.format import gigabytes
 from specviz.hardware import ceilings, machine
 from specviz.hardware.memory import free_memory_bytes
-from specviz.loader import generation_config, load_model
-from specviz.loader.pairs import Pair, Source, find_pair
-from specviz.loader.precision import resolve_precision
-from specviz.models.causal import CausalModel
+from specviz.loader import load_model
+from specviz.loader.pairs import Source, find_pair
 from specviz.models.graphs import Recordings
 from specviz.models.precision import sentence as precision_note
-from specviz.trace.records import MAX_ROWS, Baseline, Machine, Prompt, Round, Settings, Trace
+from specviz.trace.records import MAX_ROWS, Baseline, Machine, Prompt, Round, RunEnd, Trace
 from specviz.trace.token_text import piece_table
-from specviz.worker import Job, Watched
+from specviz.worker import Watched
 
 _LOG = logging.getLogger(__name__)
 BASELINE_EVERY = 3
-"""Rounds between two plain steps of the baseline."""
-FIRST_LAYERS = 6
-"""How many of the target's layers the stand-in drafter keeps (at most half of them)."""
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A model that is ready, with its tokenizer."""
-
-    model: CausalModel
-    tokenizer: object
-    device: str
-    precision: str
-    note: str = ""
-    """What its generation_config asks for and a run does not do by itself, in a sentence."""
-
-
-class ModelStore:
-    """Models in memory, least recently used first; the oldest leave when the budget is exceeded."""
-
-    def __init__(self, budget_share: float = 0.5):
-        self._models: OrderedDict[tuple, Opened] = OrderedDict()
-        self._lock = threading.Lock()
-        self._loading: dict[tuple, threading.Lock] = {}
-        self._trained: dict[tuple, tuple[CausalModel, int, Callable[[Settings], Drafter]]] = {}
-        self._share = budget_share
-
-    def open(
-        self,
-        source: Source,
-        device: str,
-        precision: str,
-        job: Job | None = None,
-    ) -> Opened:
-        """The model of a source, fetched and loaded if need be. Raises SpecVizError with a sentence."""
-        device = machine.resolve_device(device)
-        precision = resolve_precision(precision, device, source)
-
-        def make() -> Opened:
-            loaded = load_model.load_source(source, device, precision, job)
-            model = CausalModel(loaded.module, four_bit=precision == "int4")
-            note = generation_config.note(loaded.folder)
-            return Opened(model, loaded.tokenizer, device, precision, note)
-
-        return self._get((source, device, precision), make, job)
-
-    def first_layers(self, opened: Opened, source: Source, layers: int) -> CausalModel:
-        """The model of a target's first layers; its tensors are the target's own."""
-        key = (source, opened.device, opened.precision, "first", layers)
-        return self._get(key, lambda: replace(opened, model=opened.model.first(layers))).model
-
-    def trained_drafter(self, opened: Opened, source: Source, kind: str) -> Callable[[Settings], Drafter]:
-        """Makes drafters over the shipped weights of a kind, or those in a folder of that name; they are loaded once
-        for each target in memory, and anew when the folder's files have changed."""
-        key, stamp = (source, opened.device, opened.precision, kind), from_folder.stamp(kind)
-        with self._lock:
-            kept = self._trained.get(key)
-            # the target has been loaded anew since, or the files were written anew
-            if kept is None or kept[0] is not opened.model or kept[1] != stamp:
-                kept = self._trained[key] = (opened.model, stamp, from_folder.opener(kind, opened.model))
-        return kept[2]
-
-    def _get(self, key: tuple, make: Callable[[], Opened], job: Job | None = None) -> Opened:
-        """The model of a key, made once however many ask for it at the same time."""
-        with self._lock:
-            loading = self._loading.setdefault(key, threading.Lock())
-        while not loading.acquire(timeout=0.2):
-            if job is not None:
-                job.check()
-        try:
-            with self._lock:
-                if key in self._models:
-                    self._models.move_to_end(key)
-                    return self._models[key]
-            opened = make()
-            with self._lock:
-                self._models[key] = opened
-                self._evict(opened.device)
-            return opened
-        finally:
-            loading.release()
-
-    def _evict(self, device: str) -> None:
-        """Drop the least recently used models of a device until the rest fits the budget; the newest stays."""
-        mine = [k for k, v in self._models.items() if v.device == device]
-        held = {k: sum(p.nbytes for p in self._models[k].model.module.parameters()) for k in mine}
-        budget = self._share * (free_memory_bytes(device) + sum(held.values()))
-        for key in mine[:-1]:
-            if sum(held.values()) <= budget:
-                break
-            del self._models[key], held[key]
-            self._trained = {k: v for k, v in self._trained.items() if k[:3] != key[:3]}
-
-
-STORE = ModelStore()
-
-
-def make_drafter(
-    name: str,
-    pair: Pair,
-    target: Opened,
-    settings: Settings,
-    store: ModelStore = STORE,
-    job: Job | None = None,
-) -> Drafter:
-    """A fresh drafter for one run over shared weights, warped as `settings` say. Raises PairError for a name that the
-    pair does not have, FetchError for a folder that holds no drafter, PluginError for faults of a plug-in."""
-    check_drafter(pair, name)
-    model = target.model
-    if plugin_parts(name):
-        return plugin.load(name)(model, settings)
-    if name == "ngram":
-        return NgramDrafter(model.vocab_size, model.device)
-    if name == LOOKUP_FIRST:
-        behind = store.trained_drafter(target, pair.target, "parallel")(settings)
-        return LookupFirst(behind, model.vocab_size, model.device)
-    if name == "first-layers":
-        layers = max(1, min(FIRST_LAYERS, model.layers // 2))
-        return first_layers(model, store.first_layers(target, pair.target, layers), settings)
-    if name == "autoregressive" and pair.draft is not None:
-        draft = store.open(pair.draft, target.device, target.precision, job)
-        return AutoregressiveDrafter(
-            draft.model,
-            model.vocab_size,
-            settings,
-            label=f"autoregressive: {pair.draft.name} drafts one token at a time",
-        )
-    return store.trained_drafter(target, pair.target, name)(settings)
+"""A plain step is measured after every third round."""
 
 
 def _context_note(drafter: Drafter, tokens: int) -> str:
-    """A note where a text of that many tokens is longer than the drafter can read."""
+    """A sentence if a text of that many tokens exceeds the drafter's context; otherwise empty."""
     most = getattr(drafter, "max_positions", None)
     if most is None or tokens <= most:
         return ""
@@ -181,13 +47,13 @@ def _context_note(drafter: Drafter, tokens: int) -> str:
 
 
 class Run(Watched):
-    """One run, from loading to the last round. Has a Trace's attributes while it goes, and the Trace at its end.
+    """One run, from loading to the last round. It has a Trace's attributes while it decodes, and a Trace at its end.
 
-    status: loading | running | complete | stopped | failed. `error` is one sentence, set when it failed; the
-    rounds up to then are kept.
+    status: loading | running | complete | stopped | failed. `error` is one sentence, set on failure; the rounds
+    before the failure are kept.
     """
 
-    def __init__(self, order: Order, store: ModelStore = STORE):
+    def __init__(self, order: RunRequest, store: ModelStore = STORE):
         if not isinstance(order.rows, int) or not 1 <= order.rows <= MAX_ROWS:
             raise SettingsError(f"The batch must be from 1 to {MAX_ROWS} rows, not {order.rows!r}.")
         super().__init__()
@@ -211,37 +77,34 @@ class Run(Watched):
         self.trace: Trace | None = None
         self._measured = Measurements()
         self._emitted: list[list[int]] = []
-        self._tokenizer = None
+        self._tokenizer: Any = None
         self._graphs: list[tuple[str, Recordings | None]] = []
         self._vocab_size = 0
 
-    # ---- watching
-
     @property
     def baseline(self) -> Baseline:
+        """The plain decode steps measured so far."""
         return self._measured.baseline
 
     @property
     def alive(self) -> bool:
         return self.status in ("loading", "running")
 
-    # ---- working
-
     def execute(self) -> Self:
-        """Do all of it, here and now. Never raises: what goes wrong is in `status` and `error`."""
+        """Run to the end in this thread. Never raises: failures are in `status` and `error`."""
         try:
             self._work()
         except SpecVizError as error:
             self._fail("stopped" if self._halt.is_set() else "failed", str(error))
         except Exception as error:
-            # torch reports a CPU's memory that ran out as a plain RuntimeError
+            # on a CPU torch raises a plain RuntimeError when memory runs out
             if isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error):
                 self._fail(
                     "failed",
                     f"The memory of {self.order.device} did not suffice: choose a smaller pair, "
                     "batch, prompt or length, or close other programs.",
                 )
-            else:  # a defect: the person gets a sentence, the log gets the rest
+            else:  # a defect: a sentence for the user, the traceback for the log
                 _LOG.exception("run %s failed", self.id)
                 self._fail(
                     "failed",
@@ -257,61 +120,76 @@ class Run(Watched):
         self.status = status
 
     def _work(self) -> None:
-        order, settings = self.order, self.settings
+        order = self.order
         if order.drafter == "autoregressive" and self.pair.draft is not None:
-            load_model.check(self.pair, self)  # before anything large is fetched
+            load_model.check(self.pair, self)  # before anything large is downloaded
         target = self._open(self.pair.target)
         self._tokenizer = target.tokenizer
-        drafter = make_drafter(order.drafter, self.pair, target, settings, self.store, self)
+        drafter = make_drafter(order.drafter, self.pair, target, self.settings, self.store, self)
         self.draft_parallel, self.drafter_label = drafter.parallel, drafter.label
         self._graphs = [("Target", target.model.graphs), ("Drafter", getattr(drafter, "graphs", None))]
-        room = target.model.prompt_room(settings.max_new_tokens)
+        ids = self._encode(target, drafter)
+        self._describe_machine(target)
+        self._emitted = [[] for _ in self.prompts]
+        self._vocab_size = target.model.vocab_size
+        self._add_pieces({ids[-1]})
+        self.check()
+        self.report("Reading the prompt", 0.0)
+        self.status = "running"
+        end = self._decode(target, drafter)
+        self._finish(end)
+        self.status = end
+
+    def _encode(self, target: LoadedModel, drafter: Drafter) -> Sequence[int]:
+        """Tokenize the prompt, set `prompts` and `note`, and check that the run fits model and memory."""
+        order, settings = self.order, self.settings
         encoded = prompting.encode(
-            target.tokenizer, order.text, order.system, order.raw, room, target.model.position_note
+            target.tokenizer,
+            order.text,
+            order.system,
+            order.raw,
+            target.model.prompt_room(settings.max_new_tokens),
+            target.model.position_note,
         )
-        said = (
+        notes = (
             *self.pair.notes,
             precision_note(self.pair.name, target.precision, target.device),
             target.note,
             encoded.note,
             _context_note(drafter, len(encoded.ids) + settings.max_new_tokens),
         )
-        self.note = " ".join(filter(None, said))
+        self.note = " ".join(filter(None, notes))
         self.prompts = tuple(
-            Prompt(order.text, order.system, encoded.raw, settings.seed + row, tuple(encoded.ids))
-            for row in range(order.rows)
+            Prompt(order.text, order.system, encoded.raw, settings.seed + row, encoded.ids) for row in range(order.rows)
         )
-        ids = [prompt.token_ids for prompt in self.prompts]
-        check_prompts(target.model, ids, settings)
-        self._check_room(target, len(encoded.ids))
+        check_prompts(target.model, [prompt.token_ids for prompt in self.prompts], settings)
+        self._check_memory(target, len(encoded.ids))
+        return encoded.ids
+
+    def _describe_machine(self, target: LoadedModel) -> None:
+        """Set `machine`; measures the device's ceilings if they are not cached."""
         roofs = ceilings.cached(target.device, target.precision)
         if roofs is None:
             part = self.part(0.0, 1.0, "Measuring this machine's ceilings, once")
             roofs = ceilings.measure(target.device, target.precision, quick=True, job=part)
         self.machine = machine.describe(target.device, target.precision, roofs)
-        self._emitted = [[] for _ in self.prompts]
-        self._vocab_size = target.model.vocab_size
-        self._add_pieces({ids[0][-1]})
-        self.check()
-        self.report("Reading the prompt", 0.0)
-        self.status = "running"
-        end, most = "complete", len(ids) * settings.max_new_tokens
+
+    def _decode(self, target: LoadedModel, drafter: Drafter) -> RunEnd:
+        """Decode until all rows have ended, or until the run is stopped."""
+        end: RunEnd = "complete"
+        most = len(self.prompts) * self.settings.max_new_tokens
         steps = decode(
             target.model,
             drafter,
-            ids,
-            settings,
+            [p.token_ids for p in self.prompts],
+            self.settings,
             seeds=[p.seed for p in self.prompts],
             baseline_every=BASELINE_EVERY,
             measured=self._measured,
         )
         try:
             for round_ in steps:
-                for verdict in round_.rows:
-                    self._emitted[verdict.row] += verdict.emitted
-                    self._add_pieces(t for x in verdict.positions for t in x.support)
-                    self._add_pieces(x.first_guess for x in verdict.positions if x.first_guess is not None)
-                self.rounds.append(round_)
+                self._keep(round_)
                 done = sum(map(len, self._emitted))
                 self.report(f"Decoding: {done} of at most {most} tokens", done / most)
                 if self.stopping():
@@ -319,20 +197,25 @@ class Run(Watched):
                     break
         finally:
             steps.close()
-        if all(v.finished for v in self.rounds[-1].rows):
-            end = "complete"
-        self._finish(end)
-        self.status = end
+        return "complete" if all(v.finished for v in self.rounds[-1].rows) else end
 
-    def _open(self, source: Source) -> Opened:
+    def _keep(self, round_: Round) -> None:
+        """Append a round, its tokens and their texts."""
+        for verdict in round_.rows:
+            self._emitted[verdict.row] += verdict.emitted
+            self._add_pieces(t for x in verdict.positions for t in x.support)
+            self._add_pieces(x.first_guess for x in verdict.positions if x.first_guess is not None)
+        self.rounds.append(round_)
+
+    def _open(self, source: Source) -> LoadedModel:
         return self.store.open(source, self.order.device, self.order.precision, self)
 
-    def _check_room(self, target: Opened, prompt_tokens: int) -> None:
-        """Refuse a run whose caches and logits would not fit, before anything is allocated."""
+    def _check_memory(self, target: LoadedModel, prompt_tokens: int) -> None:
+        """Raise MemoryBudgetError if the run's KV caches and logits would not fit, before they are allocated."""
         settings, rows, shape = self.settings, self.order.rows, target.model.shape
         tokens = rows * (prompt_tokens + settings.max_new_tokens + settings.k + 1)
         caches = 2 * shape.layers * shape.kv_heads * shape.head_dim * tokens * shape.cache_bytes
-        logits = rows * (settings.k + 1) * target.model.vocab_size * 8 * 4  # p and q in float64, and scratch
+        logits = rows * (settings.k + 1) * target.model.vocab_size * 8 * 4  # p and q in float64, and temporaries
         free = free_memory_bytes(target.device)
         if (wanted := 2 * caches + logits) > free:
             raise MemoryBudgetError(
@@ -340,19 +223,23 @@ class Run(Watched):
                 f"on {target.device}: lower the batch, K, the prompt or the length."
             )
 
-    def _add_pieces(self, tokens) -> None:
+    def _add_pieces(self, tokens: Iterable[int]) -> None:
+        """Add the texts of these tokens to `pieces`."""
         missing = {t for t in tokens if t not in self.pieces}
         if missing:
-            # a new dictionary: a reader may be walking through the old one
+            # a new dictionary, because another thread may be iterating over the old one
             self.pieces = self.pieces | piece_table(self._tokenizer, missing)
 
     def text(self, row: int = 0) -> str:
         """The emitted text of a row so far."""
         return self._tokenizer.decode(self._emitted[row], skip_special_tokens=True) if self._tokenizer else ""
 
-    def _finish(self, end: str) -> None:
-        launched = (f"{whose}: {graphs.note}" for whose, graphs in self._graphs if graphs is not None)
-        self.note = " ".join(filter(None, (self.note, *launched)))
+    def _finish(self, end: RunEnd) -> None:
+        """Build the Trace of the rounds so far."""
+        if self.machine is None:  # nothing was decoded
+            return
+        graph_notes = (f"{whose}: {graphs.note}" for whose, graphs in self._graphs if graphs is not None)
+        self.note = " ".join(filter(None, (self.note, *graph_notes)))
         for verdict in (v for r in self.rounds for v in r.rows):
             self._add_pieces((verdict.anchor, *verdict.emitted))
         self.trace = Trace(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from specviz import paths
 from specviz.errors import SpecVizError
-from specviz.trace.records import write_atomically
+from specviz.trace.files import write_atomically
 
 VERSION = 1
 _LOCK = threading.Lock()

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 from specviz.errors import MemoryBudgetError
-from specviz.sampling.transfer import onto, places
+from specviz.sampling.transfer import index_of, to_device
 
 COLUMNS = 16
 """On a CPU columns are read in multiples of so many, masked where they hold nothing yet: attention then adds up in the
@@ -64,14 +64,14 @@ class Pass:
 
     def _group(self, count: int, members: list[tuple[int, int, int]]) -> Group:
         device = self.cache.device
-        first = onto([start for _, start, _ in members], device)
+        first = to_device([start for _, start, _ in members], device)
         tokens = first[:, None] + torch.arange(count, device=device)
         longest = max(length for _, _, length in members) + count
         columns = self.cache.columns(longest)
         even = len({length for _, _, length in members}) == 1
         return Group(
             tokens,
-            places([slot for slot, _, _ in members], device),
+            index_of([slot for slot, _, _ in members], device),
             columns,
             columns == longest and even and (count == 1 or not self.causal),
             self.last_seen_of[tokens],
@@ -151,9 +151,9 @@ class RaggedCache:
             self.lengths[row] = length + count
         span = (slot_of[0], position_of[0], position_of[-1] + 1) if len(rows) == 1 else None
         return Pass(
-            onto(slot_of, self.device),
-            onto(position_of, self.device),
-            onto(last_seen_of, self.device),
+            to_device(slot_of, self.device),
+            to_device(position_of, self.device),
+            to_device(last_seen_of, self.device),
             span,
             max(position_of) + 1,
             self,

@@ -26,7 +26,7 @@ from specviz.models.config_limits import first_layers_config, position_limit
 from specviz.models.fused import FusedLlama, is_plain_llama
 from specviz.models.graphs import graphs_of
 from specviz.models.weight_storage import Product
-from specviz.sampling.transfer import onto, starts_of
+from specviz.sampling.transfer import offsets, to_device
 
 ATTENTION = "specviz_ragged"
 _PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -187,7 +187,9 @@ class CausalModel:
             )
             keep = None
             if wanted != counts:
-                keep = onto([i for end, n in zip(accumulate(counts), wanted) for i in range(end - n, end)], self.device)
+                keep = to_device(
+                    [i for end, n in zip(accumulate(counts), wanted) for i in range(end - n, end)], self.device
+                )
             flat = _flat(tokens, self.device)
             run = self._stock if self._fused is None else self._fused_pass
             packed, by_layer = run(plan, flat, taps, keep)
@@ -195,7 +197,7 @@ class CausalModel:
             self.forwards += 1
             self.tokens_forwarded += sum(counts)
         tapped = list(torch.cat([by_layer[i] for i in taps], dim=-1).split(counts)) if taps else None
-        return Output(packed, starts_of(wanted), wanted, tapped)
+        return Output(packed, offsets(wanted), wanted, tapped)
 
     def _fused_pass(self, plan: Pass, flat: torch.Tensor, taps: Sequence[int], keep: torch.Tensor | None):
         return self._fused(flat, plan.position_of, PackedAttention(plan), taps, keep, plan.longest)
@@ -232,8 +234,8 @@ def model_name(config) -> str:
 def _flat(tokens: Sequence[Sequence[int] | torch.Tensor], device: torch.device) -> torch.Tensor:
     """All rows' tokens [N], one row after the other."""
     if any(isinstance(of_row, torch.Tensor) for of_row in tokens):
-        return torch.cat([t if isinstance(t, torch.Tensor) else onto(t, device) for t in tokens])
-    return onto([t for of_row in tokens for t in of_row], device)
+        return torch.cat([t if isinstance(t, torch.Tensor) else to_device(t, device) for t in tokens])
+    return to_device([t for of_row in tokens for t in of_row], device)
 
 
 def _fused(module: torch.nn.Module, narrow: bool, four_bit: bool) -> FusedLlama | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specviz.errors import NotFiniteError, SpecVizError
-from specviz.sampling.distributions import OneHot, Rows, Spread, together, whole
+from specviz.sampling.distributions import Distributions, OneHotRows, SparseRows, concat, dense
 
 if TYPE_CHECKING:
     from specviz.models.causal import CausalModel
@@ -28,20 +28,20 @@ _ADVICE = {
 }
 
 
-def largest_logits(logits: Rows, p: Rows) -> torch.Tensor:
+def largest_logits(logits: Distributions, p: Distributions) -> torch.Tensor:
     """The largest logit [M] of each position of logits [M, V]: not finite exactly where a position is at fault.
     p: the distributions made of them; at temperature 0 these say where it is. Never waits for the device."""
-    if isinstance(logits, Spread):
+    if isinstance(logits, SparseRows):
         return logits.values.amax(-1)
-    if isinstance(p, OneHot):
+    if isinstance(p, OneHotRows):
         return logits.gather(1, p.tokens[:, None])[:, 0]
-    return whole(logits).amax(-1)
+    return dense(logits).amax(-1)
 
 
-def drafted_logits(logits: Sequence[Rows], probs: Sequence[Rows]) -> torch.Tensor:
+def drafted_logits(logits: Sequence[Distributions], probs: Sequence[Distributions]) -> torch.Tensor:
     """`largest_logits` [N] of several rows, logits and probs [K_r, V] of each."""
     if len(logits) > 1 and logits[0].device.type != "cpu":  # one launch for all rows
-        logits, probs = [together(logits)], [together(probs)]
+        logits, probs = [concat(logits)], [concat(probs)]
     return torch.cat([largest_logits(z, q) for z, q in zip(logits, probs)])
 
 

@@ -23,7 +23,7 @@ from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models.attention import Attend, query_key_value
 from specviz.models.cache import RaggedCache
-from specviz.sampling.transfer import onto
+from specviz.sampling.transfer import to_device
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 TOKENS = (1, 2, 4, 6, 9, 12, 17)
@@ -376,7 +376,7 @@ class Graphs(Recordings):
             positions += [*range(length, length + len(row)), *[length + len(row) - 1] * spare]
             written += [slot] * len(row) + [nowhere] * spare
         spare = (most_rows - len(slots)) * most_tokens
-        packed = onto(
+        packed = to_device(
             [
                 *ids,
                 *[0] * spare,

@@ -1,8 +1,8 @@
-"""Distributions over a whole vocabulary that are made only where they are looked at.
+"""Lazy distributions [K, V]: one-hot, sparse or computed row by row, without writing out all V columns.
 
-A round looks at few of the rows of tens of thousands of float64 that p and q are: at one probability for each draft,
-and at one row for each text. OneHot and Spread stand for a tensor [K, V]; the functions below read all three alike,
-many rows at once and without waiting for the device. Made is read row by row.
+A round reads few values of the float64 rows of p and q (V is tens of thousands): one probability per draft, and one
+whole row per sequence. `token_probs`, `dense` and `concat` take a tensor [K, V] or any of the classes below. OneHotRows
+and SparseRows are read without synchronising with the device; LazyRows is for the CPU.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cache
 import torch
 
 
-class OneHot:
-    """Rows [K, V] with one token each that has probability 1: what is chosen without chance."""
+class OneHotRows:
+    """Rows [K, V], each with probability 1 at one token: greedy choices."""
 
     def __init__(self, tokens: torch.Tensor, size: int):
         """tokens [K]; size: V."""
@@ -23,82 +23,95 @@ class OneHot:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def __getitem__(self, at: slice | torch.Tensor) -> OneHot:
-        return OneHot(self.tokens[at], self.size)
+    def __getitem__(self, at: slice | torch.Tensor) -> OneHotRows:
+        return OneHotRows(self.tokens[at], self.size)
 
-    def chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+    def token_probs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The probability [K] of one token per row [K]."""
         return (self.tokens == tokens).double()
 
-    def whole(self) -> torch.Tensor:
+    def dense(self) -> torch.Tensor:
+        """The tensor [K, V]."""
         full = torch.zeros(len(self), self.size, dtype=torch.float64, device=self.tokens.device)
         return full.scatter_(1, self.tokens[:, None], 1.0)
 
 
-class Spread:
-    """Rows [K, V] of which only the columns of some tokens are held; all others have one value."""
+class SparseRows:
+    """Rows [K, V] that store the columns of some tokens only; all other columns have one fill value."""
 
-    def __init__(self, values: torch.Tensor, ids: torch.Tensor, size: int, rest: float):
-        """values [K, Vd]; ids [Vd]: their tokens, ascending; size: V; rest: what all other tokens have."""
-        self.values, self.ids, self.size, self.rest, self.device = values, ids, size, rest, values.device
+    def __init__(self, values: torch.Tensor, ids: torch.Tensor, size: int, fill: float):
+        """values [K, Vd]; ids [Vd]: their token ids, ascending; size: V; fill: the value of all other tokens."""
+        self.values, self.ids, self.size, self.fill, self.device = values, ids, size, fill, values.device
 
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, at: slice | torch.Tensor) -> Spread:
-        return Spread(self.values[at], self.ids, self.size, self.rest)
+    def __getitem__(self, at: slice | torch.Tensor) -> SparseRows:
+        return SparseRows(self.values[at], self.ids, self.size, self.fill)
 
-    def chosen(self, tokens: torch.Tensor) -> torch.Tensor:
+    def token_probs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The value [K] of one token per row [K]."""
         column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         found = self.values.gather(1, column[:, None])[:, 0]
-        return found.masked_fill(self.ids[column] != tokens, self.rest)
+        return found.masked_fill(self.ids[column] != tokens, self.fill)
 
-    def whole(self) -> torch.Tensor:
-        full = torch.full((len(self), self.size), self.rest, dtype=self.values.dtype, device=self.values.device)
+    def dense(self) -> torch.Tensor:
+        """The tensor [K, V]."""
+        full = torch.full((len(self), self.size), self.fill, dtype=self.values.dtype, device=self.values.device)
         full[:, self.ids] = self.values
         return full
 
 
-class Made:
-    """Rows [K, V] that are made one by one where they are first looked at, for a processor: there to look is free."""
+class LazyRows:
+    """Rows [K, V] that are computed when first read, and cached; for the CPU, where reading does not synchronise."""
 
-    def __init__(self, make: Callable[[int], torch.Tensor], size: int, device: torch.device):
-        """make: one of the K rows [V] by its place; size: K."""
-        self._make, self._size, self.device = cache(make), size, device
+    def __init__(self, compute: Callable[[int], torch.Tensor], size: int, device: torch.device):
+        """compute: row [V] by its index; size: K."""
+        self._compute, self._size, self.device = cache(compute), size, device
 
     def __len__(self) -> int:
         return self._size
 
-    def row(self, place: int) -> torch.Tensor:
-        """[V]"""
-        return self._make(place)
+    def row(self, index: int) -> torch.Tensor:
+        """One row [V]."""
+        return self._compute(index)
 
-    def __getitem__(self, at: slice) -> torch.Tensor:
-        return torch.stack([self.row(place) for place in range(self._size)[at]])
+    def __getitem__(self, at: slice | torch.Tensor) -> torch.Tensor:
+        indices = at.tolist() if isinstance(at, torch.Tensor) else range(self._size)[at]
+        return torch.stack([self.row(index) for index in indices])
 
-    def whole(self) -> torch.Tensor:
+    def token_probs(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The probability [K] of one token per row [K]."""
+        return self.dense().gather(1, tokens[:, None])[:, 0]
+
+    def dense(self) -> torch.Tensor:
+        """The tensor [K, V]."""
         return self[:]
 
 
-Rows = torch.Tensor | OneHot | Spread | Made
+Distributions = torch.Tensor | OneHotRows | SparseRows | LazyRows
 
 
-def chosen(rows: Rows, tokens: torch.Tensor) -> torch.Tensor:
+def token_probs(rows: Distributions, tokens: torch.Tensor) -> torch.Tensor:
     """The probability [K] that each of the rows [K, V] gives to its token [K]."""
-    return rows.gather(1, tokens[:, None])[:, 0] if isinstance(rows, torch.Tensor) else rows.chosen(tokens)
+    return rows.gather(1, tokens[:, None])[:, 0] if isinstance(rows, torch.Tensor) else rows.token_probs(tokens)
 
 
-def whole(rows: Rows) -> torch.Tensor:
-    """The tensor [K, V] of such rows."""
-    return rows if isinstance(rows, torch.Tensor) else rows.whole()
+def dense(rows: Distributions) -> torch.Tensor:
+    """The rows as a tensor [K, V]; a tensor is returned as it is."""
+    return rows if isinstance(rows, torch.Tensor) else rows.dense()
 
 
-def together(parts: Sequence[Rows]) -> Rows:
-    """One after the other, as lazy as they are if they are of one kind."""
+def concat(parts: Sequence[Distributions]) -> Distributions:
+    """Concatenates along K. Stays one-hot or sparse if all parts are; otherwise a tensor. At least one part."""
     first = parts[0]
     if len(parts) == 1:
         return first
-    if all(isinstance(part, OneHot) for part in parts):
-        return OneHot(torch.cat([part.tokens for part in parts]), first.size)
-    if all(isinstance(part, Spread) and part.ids is first.ids for part in parts):
-        return Spread(torch.cat([part.values for part in parts]), first.ids, first.size, first.rest)
-    return torch.cat([whole(part) for part in parts])
+    one_hot = [part for part in parts if isinstance(part, OneHotRows)]
+    if len(one_hot) == len(parts):
+        return OneHotRows(torch.cat([part.tokens for part in one_hot]), one_hot[0].size)
+    if isinstance(first, SparseRows):
+        sparse = [part for part in parts if isinstance(part, SparseRows) and part.ids is first.ids]
+        if len(sparse) == len(parts):
+            return SparseRows(torch.cat([part.values for part in sparse]), first.ids, first.size, first.fill)
+    return torch.cat([dense(part) for part in parts])

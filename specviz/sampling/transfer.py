@@ -1,8 +1,8 @@
-"""Numbers on their way to a device and back, and that a round waits for the device once.
+"""Host-device transfers; a round synchronises once, in `to_host`.
 
-A GPU works through a queue of its own; a program that asks for a value waits until the queue is empty, and the device
-then idles until it is given something new. So lists go over without waiting, and what a round decided comes back in one
-reading. On a processor both are plain copies.
+A GPU runs a queue of kernels asynchronously. Reading a value blocks until the queue is empty, and the GPU then idles
+until new work arrives. So inputs are copied from pinned memory without blocking, and all results of a round come back
+in one copy. On a CPU both are plain copies.
 """
 
 from __future__ import annotations
@@ -13,32 +13,34 @@ from itertools import accumulate
 import torch
 
 
-def onto(values: Sequence, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
-    """Numbers from the host as a tensor on the device, in the order of what it has to do: nobody waits."""
-    made = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
-    return made.to(device, non_blocking=True)
+def to_device(values: Sequence, device: torch.device, dtype: torch.dtype = torch.long) -> torch.Tensor:
+    """An asynchronous copy of a list of numbers (or of lists of one length) to the device, as a tensor."""
+    tensor = torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda")
+    return tensor.to(device, non_blocking=True)
 
 
-def places(of: Sequence[int], device: torch.device) -> slice | torch.Tensor:
-    """What reads these places of a tensor: a slice, which copies nothing, where they follow each other."""
-    if of and list(of) == list(range(of[0], of[0] + len(of))):
-        return slice(of[0], of[0] + len(of))
-    return onto(of, device)
+def index_of(rows: Sequence[int], device: torch.device) -> slice | torch.Tensor:
+    """An index of these rows of a tensor: a slice (a view, no copy) if they are consecutive, else a tensor."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return to_device(rows, device)
 
 
-def starts_of(counts: Sequence[int]) -> list[int]:
-    """Where each of several parts begins that lie packed one after the other, with so many entries each."""
+def offsets(counts: Sequence[int]) -> list[int]:
+    """The start of each segment in a packed tensor, from the segments' lengths (an exclusive prefix sum)."""
     return [end - n for end, n in zip(accumulate(counts), counts)]
 
 
-def read(*parts: torch.Tensor | list) -> list[list]:
-    """The values of one-dimensional tensors of one device: the one place where a round waits for it. Whole numbers
-    below 2^53 come back as they are, others in float64. Lists are here already."""
+def to_host(*parts: torch.Tensor | list) -> list[list]:
+    """The values of one-dimensional tensors on one device, in a single synchronising copy.
+
+    Integers up to 2^53 are exact; floating-point values come back in float64. Lists are returned as they are.
+    """
     tensors = [part for part in parts if isinstance(part, torch.Tensor)]
-    if not tensors:
-        return list(parts)
-    flat = iter(torch.cat([t.double() for t in tensors]).tolist())
-    kinds = ((part, float if isinstance(part, torch.Tensor) and part.is_floating_point() else int) for part in parts)
-    return [
-        [kind(next(flat)) for _ in range(len(part))] if isinstance(part, torch.Tensor) else part for part, kind in kinds
-    ]
+    values = iter(torch.cat([t.double() for t in tensors]).tolist() if tensors else [])
+
+    def take(part: torch.Tensor) -> list:
+        kind = float if part.is_floating_point() else int
+        return [kind(next(values)) for _ in range(len(part))]
+
+    return [take(part) if isinstance(part, torch.Tensor) else part for part in parts]

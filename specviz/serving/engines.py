@@ -76,9 +76,9 @@ class RealEngine:
         self, rows: Sequence[Row], draft_lengths: Sequence[int], policy: Policy, chunks: Sequence[PromptChunk]
     ) -> Round:
         """One round of the decoding loop. The policy's `verify_lengths` decides which drafts are verified."""
-        from specviz.engine.loop import drafts_wished, play_round
+        from specviz.engine.loop import RoundContext, draft_length, play_round
 
-        drafting = [row.id for row, k in zip(rows, draft_lengths) if drafts_wished(self.drafter, row, k) > 0]
+        drafting = [row.id for row, k in zip(rows, draft_lengths) if draft_length(self.drafter, row, k) > 0]
 
         def verify_lengths(proposal: Proposal) -> list[int]:
             confidence = None
@@ -86,18 +86,21 @@ class RealEngine:
                 confidence = [[float(c) for c in row] for row in proposal.on_host().confidence or ()]
             return policy.verify_lengths(drafting, [len(t) for t in proposal.tokens], confidence)
 
+        context = RoundContext(
+            target=self.target,
+            drafter=self.drafter,
+            cache=self.cache,
+            settings=self.settings,
+            eos_ids=self.eos_ids,
+            timer=self._timer,
+            record=False,
+        )
         played = play_round(
-            self.target,
-            self.drafter,
-            self.cache,
+            context,
             rows,
             draft_lengths,
-            self.settings,
-            self.eos_ids,
-            self._timer,
             self._index,
-            cut=verify_lengths,
-            record=False,
+            verify_lengths=verify_lengths,
             chunks=[(row.id, tokens) for row, tokens in chunks],
         )
         self._index += 1

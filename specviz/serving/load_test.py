@@ -24,7 +24,7 @@ from specviz.worker import Worker
 
 if TYPE_CHECKING:
     from specviz.drafters.base import Drafter
-    from specviz.engine.run import ModelStore, Opened
+    from specviz.engine.model_store import LoadedModel, ModelStore
     from specviz.serving.scheduling import Schedule
 
 
@@ -117,7 +117,8 @@ class LoadTest(Worker):
 
     def work(self) -> None:
         """Open the pair, measure its step table if needed, and serve each load."""
-        from specviz.engine.run import STORE, make_drafter
+        from specviz.engine.drafter_factory import make_drafter
+        from specviz.engine.model_store import STORE
 
         store, order = self._store or STORE, self.order
         self.report("Opening the pair", 0.0)
@@ -149,7 +150,7 @@ class LoadTest(Worker):
 
     def _serve(
         self,
-        target: Opened,
+        target: LoadedModel,
         policy: policies.Policy,
         drafter: Drafter,
         name: str,
@@ -175,7 +176,7 @@ class LoadTest(Worker):
         summary = replace(summarize(server, order.rate), policy=policy.name, **self._compare_alone(target, server))
         self.results.append(_result(name, seed, summary, server))
 
-    def _decode_alone(self, target: Opened, prompt: tuple[int, ...]) -> list[int]:
+    def _decode_alone(self, target: LoadedModel, prompt: tuple[int, ...]) -> list[int]:
         """The greedy text of a prompt, decoded alone without drafts."""
         from specviz.engine.loop import decode
 
@@ -186,7 +187,7 @@ class LoadTest(Worker):
             self._alone[prompt] = [token for r in rounds for token in r.rows[0].emitted]
         return self._alone[prompt]
 
-    def _compare_alone(self, target: Opened, server: Server) -> dict[str, Any]:
+    def _compare_alone(self, target: LoadedModel, server: Server) -> dict[str, Any]:
         """Summary's `identical` and the fields after it: greedy texts against those of the prompts decoded alone.
 
         Empty when sampled, where texts may differ, and where nothing was emitted.
@@ -221,7 +222,7 @@ def _prompts(tokenizer: object, order: LoadTestRequest, pair: str) -> list[tuple
     return [encode(tokenizer, known[name].text).ids for name in (order.mix or known)]
 
 
-def _limits(target: Opened, prompts: Sequence[Sequence[int]], order: LoadTestRequest, max_k: int) -> ServerLimits:
+def _limits(target: LoadedModel, prompts: Sequence[Sequence[int]], order: LoadTestRequest, max_k: int) -> ServerLimits:
     """Slots large enough for the longest request. Raises MemoryBudgetError if they do not fit the device."""
     from specviz.hardware.memory import free_memory_bytes
 

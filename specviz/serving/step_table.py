@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from specviz.drafters.base import Drafter, Proposal
     from specviz.drafters.base import Request as DraftRequest
-    from specviz.engine.run import Opened
+    from specviz.engine.model_store import LoadedModel
     from specviz.engine.sequence import Row
 
 COUNTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96)
@@ -105,7 +105,7 @@ class _RandomDrafter:
 
 
 def round_seconds(
-    target: Opened,
+    target: LoadedModel,
     settings: Settings,
     lengths: Sequence[int],
     context: int,
@@ -116,7 +116,7 @@ def round_seconds(
 
     lengths: tokens of each row (anchor and drafts). Raises Stopped.
     """
-    from specviz.engine.loop import play_round
+    from specviz.engine.loop import RoundContext, play_round
     from specviz.engine.sequence import Row
     from specviz.hardware.machine import clock
 
@@ -132,19 +132,26 @@ def round_seconds(
         cache.add(row.id, context + 2 * room)
     if context:
         model.forward(cache, [row.id for row in rows], [row.prompt[:-1] for row in rows], logits=False)
+    rounds = RoundContext(
+        target=model,
+        drafter=drafter,
+        cache=cache,
+        settings=settings,
+        eos_ids=frozenset(),
+        timer=timer,
+        record=False,
+    )
     spent = []
     for _ in range(repeats + 1):
         if job is not None:
             job.check()
-        played = play_round(
-            model, drafter, cache, rows, [n - 1 for n in lengths], settings, frozenset(), timer, record=False
-        )
+        played = play_round(rounds, rows, [n - 1 for n in lengths])
         spent.append(played.round.verify_seconds + played.round.other_seconds)
     return spent[1:]
 
 
 def measure(
-    target: Opened,
+    target: LoadedModel,
     make: Callable[[], Drafter],
     settings: Settings,
     key: str,
@@ -187,7 +194,7 @@ def measure(
 
 
 def _target_seconds(
-    target: Opened, settings: Settings, counts: Sequence[int], context: int, repeats: int, job: Job
+    target: LoadedModel, settings: Settings, counts: Sequence[int], context: int, repeats: int, job: Job
 ) -> list[float]:
     """Median seconds of rounds of each token count, measured in rising and in falling order against slow drifts."""
     spent: dict[int, list[float]] = {tokens: [] for tokens in counts}
@@ -210,7 +217,7 @@ class _DraftTimes:
 
 def _time_drafts(
     times: _DraftTimes,
-    target: Opened,
+    target: LoadedModel,
     make: Callable[[], Drafter],
     rows: int,
     context: int,
@@ -233,7 +240,7 @@ def _time_drafts(
 
 
 def _draft_seconds(
-    target: Opened, drafter: Drafter, rows: int, k: int, context: int, repeats: int, job: Job | None
+    target: LoadedModel, drafter: Drafter, rows: int, k: int, context: int, repeats: int, job: Job | None
 ) -> tuple[float, int]:
     """Median seconds of a proposal of k tokens for each of `rows` rows, and the tokens that the drafter forwards."""
     import torch
@@ -266,7 +273,7 @@ def _draft_seconds(
     return statistics.median(spent[1:]), forwarded
 
 
-def key(target: Opened, pair: str, drafter: str, settings: Settings) -> str:
+def key(target: LoadedModel, pair: str, drafter: str, settings: Settings) -> str:
     """The key of a table: device, torch, threads, precision, pair, drafter and kind of sampling."""
     import torch
 

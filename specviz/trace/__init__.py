@@ -1,1 +1,1 @@
-"""The record of a run, and every figure that is counted from it. Imports no torch."""
+"""The record of a run, its file format, and the metrics computed from it; without torch."""

@@ -23,8 +23,8 @@ from specviz.drafters import checkpoints, from_folder
 from specviz.drafters.names import trained
 from specviz.drafters.parallel import BlockNet
 from specviz.engine.loop import decode
+from specviz.engine.model_store import STORE, ModelStore
 from specviz.engine.prompts import encode
-from specviz.engine.run import STORE, ModelStore
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.models.causal import CausalModel

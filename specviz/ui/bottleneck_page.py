@@ -232,7 +232,7 @@ def _time_steps(setup: Setup, job: Job) -> tuple[tuple[str, str], list[tuple[ste
 
 def models(setup: Setup, job: Job) -> tuple[CausalModel, CausalModel | None]:
     """The model to time, and its first layers as its drafter."""
-    from specviz.engine.run import STORE
+    from specviz.engine.model_store import STORE
     from specviz.models import random_weights
 
     if setup.embedded:

@@ -9,7 +9,7 @@ import streamlit as st
 
 from specviz.drafters.names import check_drafter, drafter_names
 from specviz.engine.prompts import PRESETS, preset, presets_for
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import PairError, SpecVizError
 from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair, names
@@ -111,7 +111,7 @@ def pair_box() -> Pair:
     return find_pair(typed or EMBEDDED)
 
 
-def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pair) -> Order:
+def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pair) -> RunRequest:
     """All other settings, in an expander. Raises SpecVizError for values that no widget rules out."""
     first, second, third, fourth = st.columns(4)
     with first:
@@ -134,7 +134,7 @@ def more_settings(drafter: str, k: int, temperature: float, text: str, pair: Pai
         device, precision = _device()
     system = st.text_input("System prompt", key="system", placeholder="the template's default", disabled=raw, **BOUND)
     st.fragment(_needs, run_every=None if "torch" in sys.modules else 1.0)(pair, device, precision, rows, 512 + length)
-    return Order(
+    return RunRequest(
         pair=pair.name,
         drafter=drafter,
         text=text,
@@ -191,7 +191,7 @@ def _needs(pair: Pair, device: str, precision: str, rows: int, tokens: int) -> N
     st.caption(f"{pair.title}. {needed} " + " ".join(pair.notes))
 
 
-def order() -> Order | None:
+def order() -> RunRequest | None:
     """All the controls. None, with the reason on screen, if their values cannot be run."""
     text = prompt_box()
     settings = st.container()

@@ -14,7 +14,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from specviz import format
 from specviz.engine.prompts import preset
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.hardware.machine import available_devices, device_name
 from specviz.hardware.monitor import Monitor, Sample
 from specviz.loader.pairs import EMBEDDED
@@ -71,7 +71,7 @@ def show() -> None:
             disabled=alive,
             help="The embedded model writes a story; its first layers draft",
         ):
-            stage.start(Order(EMBEDDED, "first-layers", preset("story").text, Settings(k=4, max_new_tokens=256)))
+            stage.start(RunRequest(EMBEDDED, "first-layers", preset("story").text, Settings(k=4, max_new_tokens=256)))
             st.rerun()
         task.stop_button(run, "live-stop")
         idle = st.toggle(

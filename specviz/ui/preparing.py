@@ -22,7 +22,7 @@ class Preparation(Worker):
 
     def work(self) -> None:
         """Raises SpecVizError with a sentence."""
-        from specviz.engine.run import STORE  # imports torch: seconds, so not while a page is drawn
+        from specviz.engine.model_store import STORE
 
         STORE.open(self.source, "auto", "auto", self)
         self.report("Ready", 1.0)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import streamlit as st
 
 from specviz.paths import ASSETS
-from specviz.trace import records as traces
+from specviz.trace import files as trace_files
 from specviz.trace.records import Trace
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def shipped() -> list[Path]:
 @st.cache_resource(max_entries=8)
 def load(path: Path) -> Trace:
     """A recorded trace by its path; read once per server."""
-    return traces.load(path)
+    return trace_files.load(path)
 
 
 def label(trace: Trace) -> str:

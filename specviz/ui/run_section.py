@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from specviz.errors import SpecVizError
-from specviz.trace import records as traces
+from specviz.trace import files as trace_files
 from specviz.trace.records import Trace
 from specviz.ui.chart import chart
 from specviz.ui.controls import share_link
@@ -52,7 +52,7 @@ def _files(trace: Trace, drawn: Charts) -> None:
     with st.container(horizontal=True):
         st.download_button(
             "Trace (JSON)",
-            lambda: traces.dumps(trace),
+            lambda: trace_files.dumps(trace),
             f"{export.safe_name(name)}.json",
             "application/json",
             on_click="ignore",
@@ -83,7 +83,7 @@ def _pack(trace: Trace, drawn: Charts) -> bytes:
         **{n: getattr(trace.settings, n) for n in trace.settings.__dataclass_fields__},
         "link": share_link(),
     }
-    files = {"trace.json": traces.dumps(trace), "settings.json": json.dumps(settings, indent=2).encode()}
+    files = {"trace.json": trace_files.dumps(trace), "settings.json": json.dumps(settings, indent=2).encode()}
     return export.pack(drawn, files)
 
 
@@ -101,7 +101,7 @@ def opener() -> None:
         return
     st.session_state["opened_name"] = file.file_id
     try:
-        st.session_state["opened"] = traces.loads(file.getvalue(), file.name)
+        st.session_state["opened"] = trace_files.loads(file.getvalue(), file.name)
     except SpecVizError as error:
         st.session_state.pop("opened", None)
         st.error(str(error))

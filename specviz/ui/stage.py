@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import streamlit as st
 
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.errors import SpecVizError
 from specviz.trace.records import Trace
 from specviz.ui import recorded, task
@@ -24,7 +24,7 @@ def current() -> Run | None:
     return st.session_state.get("run")
 
 
-def start(order: Order) -> None:
+def start(order: RunRequest) -> None:
     """Stop the session's run and start another."""
     from specviz.engine.run import Run  # imports torch: only once something is to be run
 
@@ -39,7 +39,7 @@ def start(order: Order) -> None:
     st.session_state.pop("opened", None)
 
 
-def buttons(order: Order | None) -> None:
+def buttons(order: RunRequest | None) -> None:
     """The Run and Stop buttons. Outside every fragment, so that a click interrupts the script."""
     run = current()
     with st.container(horizontal=True, vertical_alignment="center"):

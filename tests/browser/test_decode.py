@@ -7,8 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from specviz.engine.run import Order, Run
-from specviz.trace import records as traces
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
+from specviz.trace import files as trace_files
 from specviz.trace.records import Settings
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
@@ -99,7 +100,7 @@ def test_two_tabs_at_once_do_not_disturb_each_other(new_page, url):
         run(page)
     for seed, page in pages.items():
         settings = Settings(k=3, temperature=1.0, seed=seed, max_new_tokens=48)
-        alone = Run(Order("toy", "autoregressive", "the cat sees", settings)).execute().trace
+        alone = Run(RunRequest("toy", "autoregressive", "the cat sees", settings)).execute().trace
         finished(page, "toy")
         page.locator(".player").focus()
         page.keyboard.press("End")
@@ -141,7 +142,7 @@ def test_a_finished_run_is_saved_as_a_trace_and_its_charts_as_files(page, url, t
     with page.expect_download() as got:
         page.get_by_role("button", name="Trace (JSON)").click()
     got.value.save_as(tmp_path / "trace.json")
-    trace = traces.load(tmp_path / "trace.json")
+    trace = trace_files.load(tmp_path / "trace.json")
     assert trace.pair == "toy"
     assert len(trace.token_ids()) == 16
     page.get_by_role("button", name="Export").first.click()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specviz.trace import records
+from specviz.trace import files as trace_files
 
 expect = pytest.importorskip("playwright.sync_api", reason="playwright is not installed").expect
 
@@ -46,7 +46,7 @@ show()
 @pytest.fixture(scope="module")
 def url(serve, tmp_path_factory):
     folder = tmp_path_factory.mktemp("player")
-    path = records.save(made_up(rows=2, rounds=6), folder / "trace.json")
+    path = trace_files.save(made_up(rows=2, rounds=6), folder / "trace.json")
     script = folder / "script.py"
     script.write_text(SCRIPT)
     return serve(script, {"TRACE": str(path)})

@@ -11,13 +11,15 @@ from specviz.drafters.base import Request
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
-from specviz.engine import loop
+from specviz.engine import judging
 from specviz.engine.loop import decode
-from specviz.engine.run import ModelStore, Order, Run
+from specviz.engine.model_store import ModelStore
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.hardware import ceilings, machine
 from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
 from specviz.sampling import transfer
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU on this machine")
@@ -29,7 +31,7 @@ def test_greedy_texts_are_those_of_the_cpu(drafter, rows):
     settings = Settings(k=4, max_new_tokens=40)
 
     def tokens(device):
-        order = Order("toy", drafter, "the cat sees", settings, rows=rows, device=device, precision="fp32")
+        order = RunRequest("toy", drafter, "the cat sees", settings, rows=rows, device=device, precision="fp32")
         run = Run(order, ModelStore()).execute()
         assert run.status == "complete", run.error
         return [run.trace.token_ids(row) for row in range(rows)]
@@ -141,7 +143,7 @@ def test_block_drafters_draft_from_graphs_what_they_draft_eagerly(kind, temperat
         requests = [Request(r, anchors[r], len(us), us) for r, us in uniforms.items()]
         a, b = (drafter.propose(requests).on_host() for drafter in (graphed, eager))
         for x, y in zip(a.draft_logits, b.draft_logits):
-            x, y = whole(x), whole(y)
+            x, y = dense(x), dense(y)
             assert (x - y)[x.isfinite()].abs().max() < 1e-3
         for row in rows:
             emitted = [(step + row + j) % 300 for j in range(1 + (step + row) % 4)]
@@ -179,12 +181,12 @@ def test_a_round_waits_for_the_gpu_once(name, temperature, monkeypatch):
 
         return called
 
-    def read(*parts):
+    def to_host(*parts):
         reads.append(len(parts))
-        return waiting(transfer.read)(*parts)
+        return waiting(transfer.to_host)(*parts)
 
-    for place in (loop, base, autoregressive):
-        monkeypatch.setattr(place, "read", read)
+    for reader in (judging, base, autoregressive):
+        monkeypatch.setattr(reader, "to_host", to_host)
     monkeypatch.setattr(Recordings, "_record", waiting(Recordings._record))
     rounds = itertools.islice(
         decode(target, drafter, [[1, 2, 3, 1, 2, 3]], settings, eos_ids=frozenset(), record=False), 20
@@ -213,7 +215,9 @@ def test_a_store_that_does_not_fit_is_refused_before_it_is_made():
 
 
 def test_every_round_has_measured_times():
-    order = Order("toy", "autoregressive", "the cat", Settings(k=3, max_new_tokens=20), device="cuda", precision="fp32")
+    order = RunRequest(
+        "toy", "autoregressive", "the cat", Settings(k=3, max_new_tokens=20), device="cuda", precision="fp32"
+    )
     trace = Run(order, ModelStore()).execute().trace
     assert all(r.draft_seconds > 0 and r.verify_seconds > 0 for r in trace.rounds if r.draft_tokens)
 

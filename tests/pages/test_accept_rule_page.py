@@ -7,7 +7,7 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.sampling import accept_rules
 from specviz.trace.records import Settings
@@ -112,7 +112,7 @@ def test_moved_bars_change_p_and_clear_earlier_trials(page):
 def test_a_batch_has_its_rows_to_choose_from(page):
     """A position of another row than the first, of a run opened from a file."""
     run = Run(
-        Order(
+        RunRequest(
             "toy",
             "autoregressive",
             "the cat the the dog",

@@ -20,7 +20,13 @@ CATALOGUE = {"chip": "H100 SXM", "shape": "Llama-3.1-8B", "peak": "bf16"}
 def open_page(open_app, monkeypatch):
     """open_page(**address parameters) -> the running page, with its own roofs, independent of earlier measurements."""
     roofs = ceilings.Ceilings(
-        "cpu", "fp32", 2e10, 1.4e11, (1.9e10, 2.1e10), (1.3e11, 1.5e11), "2026-01-01T00:00:00+00:00"
+        device="cpu",
+        precision="fp32",
+        bandwidth=2e10,
+        flops=1.4e11,
+        bandwidth_spread=(1.9e10, 2.1e10),
+        flops_spread=(1.3e11, 1.5e11),
+        measured_at="2026-01-01T00:00:00+00:00",
     )
     monkeypatch.setattr(ceilings, "cached", lambda device, precision: dataclasses.replace(roofs, precision=precision))
 
@@ -106,7 +112,15 @@ def test_a_point_opens_to_its_arithmetic(open_page):
 
 def test_measuring_the_ceilings_shows_progress_and_keeps_the_result(open_app, monkeypatch):
     found, seen_running = {}, threading.Event()
-    roofs = ceilings.Ceilings("cpu", "fp32", 2e10, 1.4e11, (1e10, 3e10), (1e11, 2e11), "2026-01-01T00:00:00+00:00")
+    roofs = ceilings.Ceilings(
+        device="cpu",
+        precision="fp32",
+        bandwidth=2e10,
+        flops=1.4e11,
+        bandwidth_spread=(1e10, 3e10),
+        flops_spread=(1e11, 2e11),
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
 
     def measure(device, precision, job):
         job.report("halfway", 0.5)

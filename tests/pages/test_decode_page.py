@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from specviz.engine.run import ModelStore
-from specviz.trace import records as traces
+from specviz.engine.model_store import ModelStore
+from specviz.trace import files as trace_files
 from specviz.trace.records import Settings
 from specviz.ui import preparing, stage
 
@@ -36,7 +36,7 @@ def test_a_run_ends_as_a_trace_with_its_charts(open_app, finish):
     trace = app.session_state["run"].trace
     assert trace.settings == Settings(k=3, temperature=1.0, seed=5, max_new_tokens=24)
     assert [len(trace.token_ids(row)) for row in (0, 1)] == [24, 24]
-    assert traces.loads(traces.dumps(trace)) == trace
+    assert trace_files.loads(trace_files.dumps(trace)) == trace
 
 
 def test_a_link_with_go_starts_the_linked_run(open_app, finish):
@@ -107,11 +107,13 @@ def test_an_opened_trace_replaces_the_stage(open_app):
     path = stage.recorded.shipped()[-1]
     app.file_uploader("trace-file").set_value((path.name, path.read_bytes(), "application/gzip")).run()
     assert not app.exception
-    assert app.session_state["opened"] == traces.load(path)
+    assert app.session_state["opened"] == trace_files.load(path)
 
 
 def test_the_note_of_the_run_is_shown_under_it_as_plain_text(open_app):
-    trace = replace(traces.load(stage.recorded.shipped()[-1]), note="No CUDA graphs here: ![x](http://elsewhere/y.png)")
+    trace = replace(
+        trace_files.load(stage.recorded.shipped()[-1]), note="No CUDA graphs here: ![x](http://elsewhere/y.png)"
+    )
     app = open_app()
     assert not any("CUDA graphs" in c.value for c in app.caption)
     app.session_state["opened"] = trace
@@ -134,7 +136,7 @@ def prepared(app, seconds=60):
 @pytest.fixture
 def nothing_loaded(monkeypatch):
     """No model is in memory yet, as in a fresh process."""
-    monkeypatch.setattr("specviz.engine.run.STORE", ModelStore())
+    monkeypatch.setattr("specviz.engine.model_store.STORE", ModelStore())
 
 
 def test_no_network_is_a_sentence_beside_the_recorded_run(open_app, empty_home, nothing_loaded, monkeypatch):

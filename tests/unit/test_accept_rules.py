@@ -8,7 +8,7 @@ import torch
 from specviz.checks.statistics import chi_square, total_variation, total_variation_by_chance, two_samples
 from specviz.sampling import accept_rules, rejection
 from specviz.sampling.accept_rules import PAPER_P, PAPER_Q, RIGHT, RULES, Chance, rule, tally
-from specviz.trace import records
+from specviz.trace import files as trace_files
 from specviz.views import position_case
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
@@ -20,7 +20,7 @@ LOSSY = [r for r in RULES if not r.lossless]
 @pytest.fixture(scope="module")
 def toy():
     """p and q [6] at the first draft of the recorded toy run."""
-    whole = records.load(FOLDER / "9-toy-autoregressive.json.gz")
+    whole = trace_files.load(FOLDER / "9-toy-autoregressive.json.gz")
     position = position_case.drafted_positions(whole)[0][2]
     return position_case.tensors(position.target_probs, position.draft_probs)
 

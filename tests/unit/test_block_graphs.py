@@ -14,7 +14,7 @@ from specviz.drafters.parallel import ParallelDrafter
 from specviz.engine.loop import decode
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import GraphCache
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 
 KINDS = {
@@ -48,7 +48,7 @@ def same(one, other):
     for a, b in zip(one.confidence or (), other.confidence or ()):
         assert a == pytest.approx(b, abs=1e-5)
     for a, b in zip((*one.draft_probs, *one.draft_logits), (*other.draft_probs, *other.draft_logits)):
-        torch.testing.assert_close(whole(a), whole(b), atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(dense(a), dense(b), atol=2e-5, rtol=1e-4)
     assert (one.draft_tokens, one.cost) == (other.draft_tokens, other.cost)
 
 
@@ -108,7 +108,7 @@ def test_proposing_twice_without_a_commit_gives_the_same_drafts(target):
     request = Request(0, 5, 4, (0.5,) * 4)
     first, second = (drafter.propose([request]).on_host() for _ in range(2))
     assert first.tokens == second.tokens and drafter._cache.lengths[0] == 4
-    torch.testing.assert_close(whole(first.draft_logits[0]), whole(second.draft_logits[0]))
+    torch.testing.assert_close(dense(first.draft_logits[0]), dense(second.draft_logits[0]))
 
 
 @pytest.mark.parametrize("settings", [Settings(k=5, temperature=t, max_new_tokens=40) for t in (0.0, 1.0)])

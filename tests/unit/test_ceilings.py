@@ -131,7 +131,15 @@ def test_a_busy_machine_is_told_with_the_measurement(monkeypatch):
 
 
 def test_an_idle_machine_with_close_repetitions_has_no_warning():
-    roofs = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1.1e10), (9e10, 1.1e11), "2026-01-01T00:00:00+00:00")
+    roofs = Ceilings(
+        device="cpu",
+        precision="fp32",
+        bandwidth=1e10,
+        flops=1e11,
+        bandwidth_spread=(9e9, 1.1e10),
+        flops_spread=(9e10, 1.1e11),
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
     assert ceilings.steady_warning(roofs) is None
     wide = dataclasses.replace(roofs, flops_spread=(1e10, 3e11))
     assert "3.0 times the median" in ceilings.steady_warning(wide)

@@ -17,10 +17,10 @@ import pytest
 from tiny_models import byte_level_tokenizer, tiny_model
 
 from specviz.cli import main
-from specviz.engine.run import STORE
+from specviz.engine.model_store import STORE
 from specviz.hardware.options import DEVICES, PRECISIONS
 from specviz.loader import space
-from specviz.trace import records as tracing
+from specviz.trace import files as trace_files
 
 ROOT = Path(__file__).resolve().parents[2]
 KEYS = [
@@ -115,7 +115,7 @@ def test_json_of_one_row_has_exactly_the_promised_keys_and_sums_that_agree(call,
     assert said["acceptance_rate"] == said["accepted"] / said["drafted"]
     assert said["mean_acceptance_length"] == len(said["token_ids"]) / said["rounds"]
     assert said["tokens_per_second"] == pytest.approx(20 / said["seconds"])
-    trace = tracing.load(file)
+    trace = trace_files.load(file)
     assert trace.token_ids() == said["token_ids"] and trace.texts[0] == said["text"]
     assert len(trace.rounds) == said["rounds"] and trace.seconds == said["seconds"]
 
@@ -173,7 +173,7 @@ def test_trace_show_prints_every_draft_verdict_and_draw(call, tmp_path):
         file,
     )
     code, out, _ = call("trace", "show", file)
-    trace = tracing.load(file)
+    trace = trace_files.load(file)
     verdicts = [v for r in trace.rounds for v in r.rows]
     assert code == 0 and out.count("\nRound ") == len(verdicts)
     assert out.count("bonus token ") >= sum(v.kind is not None for v in verdicts)
@@ -357,7 +357,7 @@ def test_a_full_disk_at_the_end_gives_a_sentence(refused, tmp_path, monkeypatch)
     def full(path, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tracing, "write_atomically", full)
+    monkeypatch.setattr(trace_files, "write_atomically", full)
     assert "No space left on device" in refused(*TOY, "--max-new-tokens", 2, "--trace", tmp_path / "run.json")
 
 
@@ -406,7 +406,7 @@ def test_a_defect_is_one_sentence_and_what_was_decoded_is_kept(refused, call, tm
     monkeypatch.setattr(runs, "decode", broken)
     file = tmp_path / "run.json"
     said = refused(*TOY, "--k", 1, "--max-new-tokens", 30, "--trace", file)
-    assert "KeyError" in said and "SPECVIZ_DEBUG=1" in said and len(tracing.load(file).rounds) == 2
+    assert "KeyError" in said and "SPECVIZ_DEBUG=1" in said and len(trace_files.load(file).rounds) == 2
 
 
 # ------------------------------------------------------------------------------------------ a real process
@@ -467,7 +467,7 @@ def test_ctrl_c_stops_within_a_step_and_keeps_what_was_decoded(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130 and "Traceback" not in err and "Stopped after" in err
-    trace = tracing.load(file)
+    trace = trace_files.load(file)
     assert trace.end == "stopped" and 0 < len(trace.token_ids()) < 4000
 
 

@@ -13,12 +13,35 @@ from specviz.hardware.roofline import point
 from specviz.trace.records import Baseline, Ceilings, Cost, Machine, Position, Prompt, Round, Settings, Trace, Verdict
 from specviz.views.figures import busy_idle, device_load, palette, pass_times, roofline_chart, run_charts, template
 
-CEILINGS = Ceilings("cpu", "fp32", 5e10, 2e11, (4e10, 6e10), (1e11, 3e11), "2026-01-01T00:00:00+00:00")
+CEILINGS = Ceilings(
+    device="cpu",
+    precision="fp32",
+    bandwidth=5e10,
+    flops=2e11,
+    bandwidth_spread=(4e10, 6e10),
+    flops_spread=(1e11, 3e11),
+    measured_at="2026-01-01T00:00:00+00:00",
+)
 
 
 def _position(verdict: str, token: int | None) -> Position:
     half = (0.5, 0.5)
-    return Position(token, verdict, None, (0, 1), (0.0, 0.0), None, 0.7, None, half, half, 0.0, 0.0, 0.0, 0.0)
+    return Position(
+        draft_token=token,
+        verdict=verdict,
+        accept_uniform=None,
+        support=(0, 1),
+        target_logits=(0.0, 0.0),
+        draft_logits=None,
+        target_logsumexp=0.7,
+        draft_logsumexp=None,
+        target_probs=half,
+        draft_probs=half,
+        tail_target=0.0,
+        tail_draft=0.0,
+        tail_min=0.0,
+        tail_leftover=0.0,
+    )
 
 
 def _round(index: int, accepted: int, k: int = 3) -> Round:
@@ -27,19 +50,30 @@ def _round(index: int, accepted: int, k: int = 3) -> Round:
     names = ["accepted"] * accepted + lost + ["bonus"]
     positions = tuple(_position(n, None if n == "bonus" else 1) for n in names)
     verdict = Verdict(
-        0,
-        10 + index,
-        0,
-        k,
-        k,
-        accepted,
-        positions,
-        (1,) * accepted + (0,),
-        "all_accepted" if accepted == k else "leftover",
-        0,
-        0.5,
+        row=0,
+        context=10 + index,
+        anchor=0,
+        proposed=k,
+        verified=k,
+        accepted=accepted,
+        positions=positions,
+        emitted=(1,) * accepted + (0,),
+        kind="all_accepted" if accepted == k else "leftover",
+        bonus_token=0,
+        bonus_uniform=0.5,
     )
-    return Round(index, (verdict,), 0.01, 0.05, 0.002, 0.001, k + 1, k, Cost(4000, 800), Cost(300, 90))
+    return Round(
+        index=index,
+        rows=(verdict,),
+        draft_seconds=0.01,
+        verify_seconds=0.05,
+        other_seconds=0.002,
+        recording_seconds=0.001,
+        target_tokens=k + 1,
+        draft_tokens=k,
+        target_cost=Cost(4000, 800),
+        draft_cost=Cost(300, 90),
+    )
 
 
 @pytest.fixture
@@ -49,20 +83,20 @@ def trace() -> Trace:
 
 def make_trace(accepted=(3, 1, 0, 2)) -> Trace:
     return Trace(
-        "toy",
-        "toy",
-        "autoregressive",
-        "a small model",
-        Settings(k=3),
-        Machine("cpu", "x", "fp32", "2", "5", 2),
-        "2026-01-01T00:00:00+00:00",
-        (Prompt("a", None, True, 0, (0,)),),
-        ("b",),
-        {0: "a", 1: "b"},
-        tuple(_round(i, a) for i, a in enumerate(accepted)),
-        0.1,
-        Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)),
-        "complete",
+        pair="toy",
+        target="toy",
+        drafter="autoregressive",
+        drafter_label="a small model",
+        settings=Settings(k=3),
+        machine=Machine(device="cpu", name="x", precision="fp32", torch="2", transformers="5", threads=2),
+        recorded_at="2026-01-01T00:00:00+00:00",
+        prompts=(Prompt("a", None, True, 0, (0,)),),
+        texts=("b",),
+        pieces={0: "a", 1: "b"},
+        rounds=tuple(_round(i, a) for i, a in enumerate(accepted)),
+        prefill_seconds=0.1,
+        baseline=Baseline((0.04, 0.042, 0.044), (0.038, 0.039, 0.04), (1, 1, 1), Cost(1000, 700)),
+        end="complete",
     )
 
 

@@ -175,7 +175,7 @@ def test_a_trained_drafter_with_such_weights_is_refused(tmp_path):
 
 def test_a_check_whose_target_fails_while_it_decodes_is_inconclusive(empty_home, monkeypatch, capsys):
     """Plain and speculative decoding would agree on nonsense: that proves nothing."""
-    monkeypatch.setattr("specviz.engine.run.CausalModel", lambda module, **_: broken(layer=0))
+    monkeypatch.setattr("specviz.engine.model_store.CausalModel", lambda module, **_: broken(layer=0))
     store = lossless.ModelStore()
     found = lossless.check("toy", "ngram", 2, samples=0, prompts=1, store=store)
     assert found.verdict == "inconclusive" and "NaN or infinite" in found.fault

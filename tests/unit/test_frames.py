@@ -167,7 +167,15 @@ def _verdict(rng, row, settings, context, anchor, kind):
     )
 
 
-CEILINGS = Ceilings("cpu", "fp32", 25e9, 150e9, (24e9, 26e9), (140e9, 155e9), "2026-01-02T03:04:05")
+CEILINGS = Ceilings(
+    device="cpu",
+    precision="fp32",
+    bandwidth=25e9,
+    flops=150e9,
+    bandwidth_spread=(24e9, 26e9),
+    flops_spread=(140e9, 155e9),
+    measured_at="2026-01-02T03:04:05",
+)
 
 
 def made_up(k=5, temperature=0.8, rounds=8, rows=1, kind="autoregressive", seed=1, ceilings=CEILINGS):
@@ -206,7 +214,15 @@ def made_up(k=5, temperature=0.8, rounds=8, rows=1, kind="autoregressive", seed=
         drafter=kind,
         drafter_label="made-up drafter",
         settings=settings,
-        machine=Machine("cpu", "made-up machine", "fp32", "0", "0", 2, ceilings),
+        machine=Machine(
+            device="cpu",
+            name="made-up machine",
+            precision="fp32",
+            torch="0",
+            transformers="0",
+            threads=2,
+            ceilings=ceilings,
+        ),
         recorded_at="2026-01-02T03:04:05",
         prompts=tuple(Prompt("x", None, True, seed + r, (1, 21)) for r in range(rows)),
         texts=tuple("" for _ in range(rows)),
@@ -358,7 +374,20 @@ def test_a_text_that_ends_on_an_accepted_draft_has_no_bonus_token():
     verdicts = ("accepted", "dropped", "dropped")
     changes = [{"verdict": x, "accept_uniform": 0.0 if x == "accepted" else None} for x in verdicts]
     positions = (*(Position(**{**vars(x), **c}) for x, c in zip(v.positions, changes)), v.positions[-1])
-    v = Verdict(0, v.context, v.anchor, 3, 3, 1, positions, (v.positions[0].draft_token,), None, None, None, "eos")
+    v = Verdict(
+        row=0,
+        context=v.context,
+        anchor=v.anchor,
+        proposed=3,
+        verified=3,
+        accepted=1,
+        positions=positions,
+        emitted=(v.positions[0].draft_token,),
+        kind=None,
+        bonus_token=None,
+        bonus_uniform=None,
+        finished="eos",
+    )
     round_ = Round(**{**vars(trace.rounds[0]), "rows": (v,)})
     (data,) = frames.row_rounds(Trace(**{**vars(trace), "rounds": (round_,)}))
     assert data["bonus"] is None

@@ -10,7 +10,7 @@ from specviz.drafters.fused_block import FusedBlock
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.parallel import ParallelDrafter
 from specviz.models.linear import ROW_COUNTS, WeightFormat, can_pack
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 
 
 def test_context_keys_and_values_are_those_of_each_layer(target):  # noqa: F811
@@ -57,5 +57,5 @@ def test_bfloat16_weights_draft_nearly_the_same_distributions(target, kind, weig
     exact = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
     monkeypatch.setattr(block_weights, "pick_format", lambda *_, **__: weight_format)
     bfloat16 = ready(make(kind, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
-    p, q = (whole(x.draft_logits[0])[0].softmax(-1) for x in (exact, bfloat16))
+    p, q = (dense(x.draft_logits[0])[0].softmax(-1) for x in (exact, bfloat16))
     assert 0 < (p - q).abs().sum() / 2 < 0.1

@@ -14,7 +14,7 @@ from specviz.drafters.names import trained
 from specviz.drafters.parallel import BlockConfig, ParallelDrafter
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 from specviz.training import causal, closed_form
 
@@ -25,8 +25,8 @@ def test_each_token_is_drawn_from_the_q_that_is_reported_for_its_prefix(target):
         drafter.propose([Request(0, PROMPT[-1], 2, (u, 0.5))]).on_host() for u in torch.linspace(0, 0.999, 300).tolist()
     ]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 300
-    assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
-    by_first = {d.tokens[0][0]: whole(d.draft_probs[0])[1] for d in drawn}
+    assert torch.allclose(counts.double(), dense(drawn[0].draft_probs[0])[0], atol=0.01)
+    by_first = {d.tokens[0][0]: dense(d.draft_probs[0])[1] for d in drawn}
     q = list(by_first.values())
     assert len(q) > 3 and not torch.allclose(q[0], q[1])  # the second slot knows the first one's token
 
@@ -49,7 +49,7 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
             hidden, target.embedding[text[n - 1 : n + 3]], target.embedding[text[n - 2 : n + 2]]
         )
     mended[0] = hidden[0]  # the first slot needs no mending
-    assert torch.allclose(drafter.fused.head(mended), whole(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
+    assert torch.allclose(drafter.fused.head(mended), dense(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 def test_the_token_before_the_anchor_is_tracked_through_commits(target):  # noqa: F811
@@ -116,7 +116,7 @@ def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_mode
     drafter = trained_autoregressive.TrainedAutoregressiveDrafter(CausalModel(small), ids, target, Settings())
     drafter.start(0, PROMPT, None, 40)
     out = drafter.propose([request(0, PROMPT[-1], 3)]).on_host()
-    assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and whole(out.draft_probs[0]).shape == (3, VOCAB)
+    assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist()) and dense(out.draft_probs[0]).shape == (3, VOCAB)
 
 
 def test_shipped_drafters_read_and_keep_to_16_megabytes():

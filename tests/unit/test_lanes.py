@@ -10,7 +10,7 @@ from specviz.bench import draft_cost, lanes
 from specviz.bench.lanes import PLAIN, Lanes, LanesRequest
 from specviz.cli import main
 from specviz.errors import PairError, SettingsError, SpecVizError
-from specviz.trace import metrics, records
+from specviz.trace import codec, metrics
 from specviz.trace.records import Settings
 from specviz.views import timeline
 
@@ -89,7 +89,7 @@ def test_slimming_keeps_the_story_and_every_sum(run):
     trace is one that can be read."""
     for whole in run.traces.values():
         small = lanes.slim(whole, 1)
-        records.from_json(records.to_json(small))
+        codec.from_json(codec.to_json(small))
         assert small.token_ids() == whole.token_ids()
         assert metrics.overlap(small.rounds) == pytest.approx(metrics.overlap(whole.rounds) or 0, abs=1e-4) or not (
             metrics.counts(whole.rounds).proposed

@@ -190,10 +190,11 @@ def test_a_fresh_process_decodes_without_transformers(tiny_folder, empty_home):
     both of which take seconds to import, nor any of this project's parts that need them."""
     script = (
         "import sys\n"
-        "from specviz.engine.request import Order\n"
+        "from specviz.engine.request import RunRequest\n"
         "from specviz.engine.run import Run\n"
         "from specviz.trace.records import Settings\n"
-        "run = Run(Order(sys.argv[1], 'ngram', 'the cat', Settings(k=2, max_new_tokens=1), device='cpu')).execute()\n"
+        "settings = Settings(k=2, max_new_tokens=1)\n"
+        "run = Run(RunRequest(sys.argv[1], 'ngram', 'the cat', settings, device='cpu')).execute()\n"
         "assert run.status == 'complete', run.error\n"
         "assert len(run.trace.token_ids(0)) == 1\n"
         "slow = {'transformers', 'torch._dynamo', 'sympy', 'scipy', 'accelerate'} & set(sys.modules)\n"

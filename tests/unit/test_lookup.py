@@ -7,7 +7,7 @@ import torch
 from specviz.drafters.base import Proposal, Request
 from specviz.drafters.lookup_first import LookupFirst
 from specviz.drafters.ngram import NgramDrafter
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Cost
 
 CPU = torch.device("cpu")
@@ -81,7 +81,7 @@ def test_rows_that_repeat_themselves_copy_and_the_others_ask_behind():
     found = drafter.propose([request(r) for r in (1, 0, 2)])
     assert found.tokens == [[7, 7, 7], [3, 4, 1], [7, 7, 7]] and behind.asked == [[1, 2]]
     assert found.draft_logits[1] is None and found.draft_logits[0] is not None
-    assert whole(found.draft_probs[1]).argmax(-1).tolist() == [3, 4, 1]
+    assert dense(found.draft_probs[1]).argmax(-1).tolist() == [3, 4, 1]
     assert (found.draft_tokens, found.cost, found.confidence) == (6, Cost(5, 6), None)
     assert drafter.propose([request(0)]).draft_tokens == 0 and behind.asked == [[1, 2]]
     drafter.commit(1, [1, 2], "more")  # now row 1 repeats itself

@@ -102,7 +102,7 @@ def test_verifying_less_than_was_proposed_changes_no_greedy_text(toy_target, toy
         "autoregressive",
         PROMPTS,
         settings,
-        cut=lambda proposal: [len(t) // 2 for t in proposal.tokens],
+        verify_lengths=lambda proposal: [len(t) // 2 for t in proposal.tokens],
     )
     assert texts == plain
     assert any(v.proposed > v.verified for r in rounds for v in r.rows)

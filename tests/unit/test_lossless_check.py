@@ -11,14 +11,14 @@ import torch
 from specviz.checks import lossless
 from specviz.checks.lossless import Bench, Difference, Finding, Greedy, Sampling, check, check_run
 from specviz.cli import main
-from specviz.engine import loop
-from specviz.engine.request import Order
+from specviz.engine import judging
+from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.errors import SettingsError
 from specviz.sampling import rejection
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.sampling.rejection import draw
-from specviz.trace import records
+from specviz.trace import files as trace_files
 from specviz.trace.records import Settings
 from specviz.worker import Task
 
@@ -31,7 +31,7 @@ def home(empty_home):
 
 
 def order(drafter="autoregressive", temperature=1.0, k=3):
-    return Order("toy", drafter, "the cat the the dog", Settings(k=k, temperature=temperature), raw=True)
+    return RunRequest("toy", drafter, "the cat the the dog", Settings(k=k, temperature=temperature), raw=True)
 
 
 @pytest.mark.slow
@@ -46,7 +46,7 @@ def rows_judged_by(one):
     """A judge of rows, from one of a single row: (p, q, tokens, uniforms, bonus) -> (accepted, bonus token)."""
 
     def judge_rows(p, starts, q, tokens, counts, accept_uniforms, bonus_uniforms):
-        p, q, verdicts, at = whole(p), None if q is None else whole(q), [], 0
+        p, q, verdicts, at = dense(p), None if q is None else dense(q), [], 0
         for start, k, bonus in zip(starts, counts, bonus_uniforms):
             drafted = slice(at, at + k)
             verdicts.append(
@@ -71,7 +71,7 @@ def broken(p, q, tokens, uniforms, bonus):
 @pytest.mark.slow
 def test_a_broken_accept_rule_is_found_by_sampling(monkeypatch):
     """The loop with a wrong correction: the counts differ, and the p-value says so."""
-    monkeypatch.setattr(loop, "judge_rows", rows_judged_by(broken))
+    monkeypatch.setattr(judging, "judge_rows", rows_judged_by(broken))
     bench = Bench(order())
     found = Finding(sampling=lossless.sampling(bench, bench.ids("the cat the the dog"), order().settings, 600))
     assert found.verdict == "differs" and found.sampling.p_value < 1e-6
@@ -79,7 +79,7 @@ def test_a_broken_accept_rule_is_found_by_sampling(monkeypatch):
 
 def test_a_loop_that_accepts_everything_is_found_by_greedy(monkeypatch):
     everything = rows_judged_by(lambda p, q, tokens, us, u: (len(tokens), draw(p[len(tokens)], u)))
-    monkeypatch.setattr(loop, "judge_rows", everything)
+    monkeypatch.setattr(judging, "judge_rows", everything)
     found = lossless.greedy(Bench(order(temperature=0.0)), ["the cat the the dog", "dog dog dog"], 4, 16)
     assert found.verdict == "differs"
     first = found.differences[0]
@@ -124,7 +124,7 @@ def test_the_smallest_p_value_is_corrected_for_their_number():
 def test_a_recorded_greedy_run_is_proved_against_plain_decoding():
     """Its own tokens, from its own prompt; a changed token is found where it is."""
     run = Run(
-        Order("toy", "ngram", "the cat sees the dog and the cat", Settings(k=3, max_new_tokens=16), raw=True)
+        RunRequest("toy", "ngram", "the cat sees the dog and the cat", Settings(k=3, max_new_tokens=16), raw=True)
     ).execute()
     assert run.status == "complete", run.error
     assert check_run(run.trace, 0).verdict == "lossless"
@@ -140,7 +140,7 @@ def test_a_recorded_greedy_run_is_proved_against_plain_decoding():
 
 
 def test_a_sampled_run_is_proved_by_counts():
-    found = check_run(records.load(FOLDER / "9-toy-autoregressive.json.gz"), 300)
+    found = check_run(trace_files.load(FOLDER / "9-toy-autoregressive.json.gz"), 300)
     assert found.sampling.samples == 300 and found.verdict == "lossless"
 
 
@@ -207,7 +207,7 @@ def test_the_command_prints_its_keys_and_exits_by_its_verdict(capsys):
 
 
 def test_the_command_exits_with_1_when_something_differs(monkeypatch, capsys):
-    monkeypatch.setattr(loop, "judge_rows", rows_judged_by(broken))
+    monkeypatch.setattr(judging, "judge_rows", rows_judged_by(broken))
     assert (
         main.main(
             ["check", "--pair", "toy", "--drafter", "autoregressive", "--k", "3", "--samples", "600", "--prompts", "1"]

@@ -18,9 +18,9 @@ from scipy import stats
 from specviz.drafters.base import Proposal
 from specviz.drafters.names import drafter_names
 from specviz.engine import prompts as prompting
+from specviz.engine.drafter_factory import make_drafter as making
 from specviz.engine.loop import decode
-from specviz.engine.run import ModelStore
-from specviz.engine.run import make_drafter as making
+from specviz.engine.model_store import ModelStore
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.machine import has_bf16_units
 from specviz.kernels import binding

@@ -35,23 +35,34 @@ def verdict(row, proposed, accepted, verified=None, ended_on_draft=False):
     bonus = None if ended_on_draft else 1
     emitted = (0,) * accepted + (() if ended_on_draft else (1,))
     return Verdict(
-        row,
-        10,
-        0,
-        proposed,
-        verified,
-        accepted,
-        tuple(map(position, names)),
-        emitted,
-        kind,
-        bonus,
-        None if ended_on_draft else 0.5,
-        "eos" if ended_on_draft else None,
+        row=row,
+        context=10,
+        anchor=0,
+        proposed=proposed,
+        verified=verified,
+        accepted=accepted,
+        positions=tuple(map(position, names)),
+        emitted=emitted,
+        kind=kind,
+        bonus_token=bonus,
+        bonus_uniform=None if ended_on_draft else 0.5,
+        finished="eos" if ended_on_draft else None,
     )
 
 
 def round_(index, *verdicts, flops=100):
-    return Round(index, verdicts, 0.1, 0.3, 0.1, 5.0, 0, 0, Cost(flops, 10), Cost(flops // 10, 1))
+    return Round(
+        index=index,
+        rows=verdicts,
+        draft_seconds=0.1,
+        verify_seconds=0.3,
+        other_seconds=0.1,
+        recording_seconds=5.0,
+        target_tokens=0,
+        draft_tokens=0,
+        target_cost=Cost(flops, 10),
+        draft_cost=Cost(flops // 10, 1),
+    )
 
 
 ROUNDS = [

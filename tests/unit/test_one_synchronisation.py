@@ -2,7 +2,7 @@
 
 Tensors of torch's "meta" device have shapes but no numbers: to read one fails, as does mixing it with a processor's
 tensors. What such a device would let pass in silence, lists that become tensors there and copies that wait, is refused
-by `Watched`. So rounds that run here never wait on a GPU but where `read` is called, which is counted.
+by `Watched`. So rounds that run here never wait on a GPU but where `to_host` is called, which is counted.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
 from specviz.drafters.published import ForeignDrafter
 from specviz.drafters.published_net import load_net
-from specviz.engine import loop
+from specviz.engine import judging, loop
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import Graphs
 from specviz.trace.records import Settings
@@ -74,7 +74,7 @@ def reads(monkeypatch):
     """Counts readings; each says that one draft was accepted wherever there was any, and zeros."""
     found = []
 
-    def read(*parts):
+    def to_host(*parts):
         found.append(len(parts))
         accepted, *rest = parts
         drafts = rest[3 : 3 + len(accepted)] or [[]] * len(accepted)
@@ -83,8 +83,8 @@ def reads(monkeypatch):
             *(part if isinstance(part, list) else [0] * len(part) for part in rest),
         ]
 
-    for place in (loop, base, autoregressive):
-        monkeypatch.setattr(place, "read", read)
+    for reader in (judging, base, autoregressive):
+        monkeypatch.setattr(reader, "to_host", to_host)
     return found
 
 

@@ -10,7 +10,7 @@ from specviz.drafters.parallel import BlockConfig, BlockNet, ParallelDrafter
 from specviz.engine.loop import decode
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
-from specviz.sampling.distributions import whole
+from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
 from specviz.training import block
 from specviz.training.features import Batch
@@ -63,7 +63,7 @@ def test_proposing_leaves_no_trace_and_k_only_cuts(target, kind):
     first = drafter.propose([request(0, PROMPT[-1], 5)]).on_host()
     drafter.propose([request(0, PROMPT[-1], 2)]).on_host()
     again = drafter.propose([request(0, PROMPT[-1], 5)]).on_host()
-    assert first.tokens == again.tokens and torch.equal(whole(first.draft_probs[0]), whole(again.draft_probs[0]))
+    assert first.tokens == again.tokens and torch.equal(dense(first.draft_probs[0]), dense(again.draft_probs[0]))
     assert first.draft_tokens == 5 and first.cost.flops > 0
     assert len(drafter.propose([request(0, PROMPT[-1], 12)]).on_host().tokens[0]) == drafter.max_k == 8
 
@@ -81,7 +81,7 @@ def test_committing_bit_by_bit_equals_starting_with_the_longer_text(target, kind
     fresh = ready(make(kind, target), target, text)
     a, b = drafter.propose([request(0, 8, 6)]).on_host(), fresh.propose([request(0, 8, 6)]).on_host()
     assert a.tokens == b.tokens
-    assert torch.allclose(whole(a.draft_logits[0])[:, DRAFT_IDS], whole(b.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
+    assert torch.allclose(dense(a.draft_logits[0])[:, DRAFT_IDS], dense(b.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])
@@ -98,15 +98,15 @@ def test_rows_with_their_own_k_draft_as_if_alone(target, kind, ks):
         alone.start(row, text, taps_of(target, text[:-1]) if len(text) > 1 else None, 40)
         single = alone.propose([request(row, text[-1], ks[row])]).on_host()
         assert single.tokens[0] == out.tokens[i] and len(out.tokens[i]) == ks[row]
-        assert torch.allclose(whole(single.draft_probs[0]), whole(out.draft_probs[i]), atol=1e-5)
+        assert torch.allclose(dense(single.draft_probs[0]), dense(out.draft_probs[i]), atol=1e-5)
     together.drop(5)
     assert len(together.propose([request(0, PROMPT[-1], 2)]).on_host().tokens) == 1
 
 
 def test_the_parallel_drafter_takes_the_likeliest_token_with_a_one_hot_q(target):
     out = ready(make(ParallelDrafter, target, temperature=1.0), target).propose([request(0, PROMPT[-1], 4)]).on_host()
-    assert out.tokens[0] == whole(out.draft_logits[0]).argmax(-1).tolist()
-    assert whole(out.draft_probs[0]).max(-1).values.tolist() == [1.0] * 4
+    assert out.tokens[0] == dense(out.draft_logits[0]).argmax(-1).tolist()
+    assert dense(out.draft_probs[0]).max(-1).values.tolist() == [1.0] * 4
     assert set(out.tokens[0]) <= set(DRAFT_IDS.tolist())
 
 
@@ -117,7 +117,7 @@ def test_the_sampled_form_draws_from_the_q_that_it_reports(target):
         drafter.propose([Request(0, PROMPT[-1], 1, (u,))]).on_host() for u in torch.linspace(0, 0.999, 400).tolist()
     ]
     counts = torch.bincount(torch.tensor([d.tokens[0][0] for d in drawn]), minlength=VOCAB) / 400
-    assert torch.allclose(counts.double(), whole(drawn[0].draft_probs[0])[0], atol=0.01)
+    assert torch.allclose(counts.double(), dense(drawn[0].draft_probs[0])[0], atol=0.01)
 
 
 @pytest.mark.parametrize("kind", [ParallelDrafter, HybridDrafter])

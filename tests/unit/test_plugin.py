@@ -12,8 +12,9 @@ from specviz.checks import conformance
 from specviz.cli import main
 from specviz.drafters import plugin
 from specviz.drafters.names import check_drafter, code_permitted, plugin_parts
-from specviz.engine.request import Order
-from specviz.engine.run import Run, make_drafter
+from specviz.engine.drafter_factory import make_drafter
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.errors import PairError, PluginError
 from specviz.loader.pairs import find_pair
 from specviz.trace.records import Settings
@@ -116,7 +117,7 @@ def test_the_labs_own_drafters_pass_too(name, tmp_path, toy_target):
 
 def run_of(name, **settings):
     """A run on the toy pair, as the command line would do it."""
-    return Run(Order("toy", name, "the cat", Settings(max_new_tokens=12, **settings), raw=True)).execute()
+    return Run(RunRequest("toy", name, "the cat", Settings(max_new_tokens=12, **settings), raw=True)).execute()
 
 
 def test_a_run_with_a_plug_in_says_what_plain_decoding_says(written, permitted):

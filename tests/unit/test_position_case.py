@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from specviz.sampling.rejection import warp
-from specviz.trace import records
+from specviz.trace import files as trace_files
 from specviz.views import position_case
 
 FOLDER = Path(__file__).resolve().parents[2] / "assets" / "traces"
 
 
 def load(name):
-    return records.load(FOLDER / name)
+    return trace_files.load(FOLDER / name)
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def toy():
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json.gz")), ids=lambda p: p.name)
 def test_a_case_keeps_every_sum_of_its_position(path):
     """p and q sum to 1, and the overlap is that of the whole vocabulary, in every shipped run."""
-    whole = records.load(path)
+    whole = trace_files.load(path)
     s = whole.settings
     for _, _, position in position_case.drafted_positions(whole):
         case = position_case.case_of(whole, position, s.temperature, s.top_k, s.top_p)

@@ -1,7 +1,7 @@
 """How far a precision moves the target from fp32: measured, recorded, and shown in the notes of a run."""
 
 from specviz.checks.precision_distance import measure
-from specviz.engine.run import STORE
+from specviz.engine.model_store import STORE
 from specviz.loader.pairs import EMBEDDED, find_pair
 from specviz.models import precision
 

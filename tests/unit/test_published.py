@@ -21,8 +21,9 @@ from specviz.drafters.base import Request
 from specviz.drafters.published import ForeignDrafter
 from specviz.drafters.published_net import load_net
 from specviz.engine.loop import decode
-from specviz.engine.request import Order
-from specviz.engine.run import ModelStore, Run
+from specviz.engine.model_store import ModelStore
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Settings
@@ -197,12 +198,14 @@ def test_k_only_cuts_and_proposing_leaves_no_trace():
 
 
 def test_a_run_takes_a_folder_and_reads_it_anew_when_it_has_changed(tmp_path, toy_target):
-    """From `Order` to `Trace`; weights that were written anew under the same path are not taken from memory."""
+    """From `RunRequest` to `Trace`; weights that were written anew under the same path are not taken from memory."""
     folder = write_dflash(tmp_path / "drafter", toy_target)
     store = ModelStore()
 
     def run(drafter, k):
-        done = Run(Order("toy", str(drafter), "the cat", Settings(k=k, max_new_tokens=16), raw=True), store).execute()
+        done = Run(
+            RunRequest("toy", str(drafter), "the cat", Settings(k=k, max_new_tokens=16), raw=True), store
+        ).execute()
         assert done.status == "complete", done.error
         return done.trace
 

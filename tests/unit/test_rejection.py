@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from specviz.sampling.rejection import accepts, draw, draws, leftover, likeliest, uniform, warp
+from specviz.sampling.rejection import accepts, argmax_rows, draw, draws, leftover, uniform, warp
 
 
 def test_warp_greedy_is_one_hot_at_the_first_largest():
@@ -52,7 +52,7 @@ def test_the_likeliest_is_the_first_of_the_largest(size):
     logits[2] = 0.0
     logits[3] = -torch.inf
     logits[4, -1] = 9.0
-    assert likeliest(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
+    assert argmax_rows(logits).tolist() == [row.index(max(row)) for row in logits.tolist()]
 
 
 def test_many_rows_are_drawn_as_each_by_itself_and_the_largest_uniform_finds_a_token():

@@ -41,40 +41,51 @@ def verdict(drafts, accepted, bonus, **more):
     support = tuple(dict.fromkeys((*drafts, bonus)))
     xs = tuple(position(d, k, support, **more) for d, k in zip(drafts, kinds))
     return Verdict(
-        0,
-        10,
-        0,
-        len(drafts),
-        len(drafts),
-        accepted,
-        (*xs, position(None, "bonus", support)),
-        (*drafts[:accepted], bonus),
-        "all_accepted" if accepted == len(drafts) else "leftover",
-        bonus,
-        0.5,
+        row=0,
+        context=10,
+        anchor=0,
+        proposed=len(drafts),
+        verified=len(drafts),
+        accepted=accepted,
+        positions=(*xs, position(None, "bonus", support)),
+        emitted=(*drafts[:accepted], bonus),
+        kind="all_accepted" if accepted == len(drafts) else "leftover",
+        bonus_token=bonus,
+        bonus_uniform=0.5,
     )
 
 
 def made(*verdicts):
     rounds = tuple(
-        Round(i, (v,), 0.01, 0.02, 0.0, 0.0, 1 + v.verified, v.verified, Cost(1, 1), Cost(1, 1))
+        Round(
+            index=i,
+            rows=(v,),
+            draft_seconds=0.01,
+            verify_seconds=0.02,
+            other_seconds=0.0,
+            recording_seconds=0.0,
+            target_tokens=1 + v.verified,
+            draft_tokens=v.verified,
+            target_cost=Cost(1, 1),
+            draft_cost=Cost(1, 1),
+        )
         for i, v in enumerate(verdicts)
     )
     return Trace(
-        "p",
-        "t",
-        "d",
-        "d",
-        Settings(),
-        Machine("cpu", "m", "fp32", "0", "0", 1),
-        "2026-01-01",
-        (Prompt("x", None, True, 0, (1,)),),
-        ("",),
-        PIECES,
-        rounds,
-        0.1,
-        Baseline(),
-        "complete",
+        pair="p",
+        target="t",
+        drafter="d",
+        drafter_label="d",
+        settings=Settings(),
+        machine=Machine(device="cpu", name="m", precision="fp32", torch="0", transformers="0", threads=1),
+        recorded_at="2026-01-01",
+        prompts=(Prompt("x", None, True, 0, (1,)),),
+        texts=("",),
+        pieces=PIECES,
+        rounds=rounds,
+        prefill_seconds=0.1,
+        baseline=Baseline(),
+        end="complete",
     )
 
 

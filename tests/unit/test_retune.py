@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import checkpoints
 from specviz.drafters.parallel import BlockConfig, BlockNet
-from specviz.engine.run import Opened
+from specviz.engine.model_store import LoadedModel
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
 from specviz.training import evaluate, retune
@@ -53,7 +53,7 @@ def tiny(tmp_path, monkeypatch):
 
     class Store:
         def open(self, *_, **__):
-            return Opened(CausalModel(module), Tokenizer(), "cpu", "fp32")
+            return LoadedModel(CausalModel(module), Tokenizer(), "cpu", "fp32")
 
     net = BlockNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (0, 2), 16, serial=24), torch.arange(0, VOCAB, 2))
     source = checkpoints.save(tmp_path / "shipped", "hybrid", net, {"licence": "Apache-2.0"})

@@ -18,9 +18,25 @@ from specviz.hardware.roofline import (
 )
 from specviz.trace.records import Baseline, Ceilings, Cost, Round, Verdict
 
-ROOFS = Ceilings("cpu", "fp32", 1e10, 1e11, (9e9, 1e10), (9e10, 1e11), "2026-01-01T00:00:00+00:00")
+ROOFS = Ceilings(
+    device="cpu",
+    precision="fp32",
+    bandwidth=1e10,
+    flops=1e11,
+    bandwidth_spread=(9e9, 1e10),
+    flops_spread=(9e10, 1e11),
+    measured_at="2026-01-01T00:00:00+00:00",
+)
 LLAMA = ModelShape("llama-8b", 32, 4096, 32, 8, 128, 14336, 128256, weight_bytes=2, cache_bytes=2, activation_bytes=2)
-H100 = Ceilings("cuda", "bf16", 3.35e12, 989e12, (3.35e12,) * 2, (989e12,) * 2, "2026-01-01T00:00:00+00:00")
+H100 = Ceilings(
+    device="cuda",
+    precision="bf16",
+    bandwidth=3.35e12,
+    flops=989e12,
+    bandwidth_spread=(3.35e12,) * 2,
+    flops_spread=(989e12,) * 2,
+    measured_at="2026-01-01T00:00:00+00:00",
+)
 
 
 def test_fractions_of_a_memory_bound_step():
@@ -58,7 +74,18 @@ def test_what_has_no_place_on_the_roofline_is_refused(cost, seconds):
 
 
 def _round(draft_cost: Cost) -> Round:
-    return Round(0, (), 0.01, 0.2, 0.001, 0.0, 5, 4, Cost(5 * 10**9, 10**9), draft_cost)
+    return Round(
+        index=0,
+        rows=(),
+        draft_seconds=0.01,
+        verify_seconds=0.2,
+        other_seconds=0.001,
+        recording_seconds=0.0,
+        target_tokens=5,
+        draft_tokens=4,
+        target_cost=Cost(5 * 10**9, 10**9),
+        draft_cost=draft_cost,
+    )
 
 
 def test_a_lookup_has_no_draft_point_and_plain_comes_from_the_baseline():
@@ -72,14 +99,51 @@ def test_a_lookup_has_no_draft_point_and_plain_comes_from_the_baseline():
 
 
 def test_useful_arithmetic_is_less_than_executed_and_bandwidth_goes_by_the_pass():
-    verdict = Verdict(0, 5, 0, 4, 4, 1, (), (1, 2), "leftover", 2, 0.5)
-    round_ = Round(0, (verdict,), 0.05, 0.2, 0.0, 0.0, 5, 4, Cost(5 * 10**9, 10**9), Cost(10**9, 10**8))
+    verdict = Verdict(
+        row=0,
+        context=5,
+        anchor=0,
+        proposed=4,
+        verified=4,
+        accepted=1,
+        positions=(),
+        emitted=(1, 2),
+        kind="leftover",
+        bonus_token=2,
+        bonus_uniform=0.5,
+    )
+    round_ = Round(
+        index=0,
+        rows=(verdict,),
+        draft_seconds=0.05,
+        verify_seconds=0.2,
+        other_seconds=0.0,
+        recording_seconds=0.0,
+        target_tokens=5,
+        draft_tokens=4,
+        target_cost=Cost(5 * 10**9, 10**9),
+        draft_cost=Cost(10**9, 10**8),
+    )
     used = utilization(round_, ROOFS)
     assert used.model_flops == pytest.approx(2e9 / 1e11 / 0.25)
     assert used.hardware_flops == pytest.approx(6e9 / 1e11 / 0.25)
     assert used.model_bandwidth == pytest.approx(1e9 / 1e10 / 0.2)
     with pytest.raises(SettingsError):
-        utilization(Round(0, (), 0.0, 0.0, 0.0, 0.0, 0, 0, Cost(0, 0), Cost(0, 0)), ROOFS)
+        utilization(
+            Round(
+                index=0,
+                rows=(),
+                draft_seconds=0.0,
+                verify_seconds=0.0,
+                other_seconds=0.0,
+                recording_seconds=0.0,
+                target_tokens=0,
+                draft_tokens=0,
+                target_cost=Cost(0, 0),
+                draft_cost=Cost(0, 0),
+            ),
+            ROOFS,
+        )
 
 
 def test_predicted_speedup():

@@ -8,10 +8,13 @@ import torch
 
 from specviz.drafters.ngram import NgramDrafter
 from specviz.engine import run as runs
-from specviz.engine.run import ModelStore, Order, Run
+from specviz.engine.model_store import ModelStore
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.errors import MemoryBudgetError, PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.records import Settings, dumps, loads
+from specviz.trace.files import dumps, loads
+from specviz.trace.records import Settings
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +33,12 @@ def store() -> ModelStore:
     return ModelStore()
 
 
-def order(drafter="autoregressive", text="the cat sees", rows=1, **settings) -> Order:
+def order(drafter="autoregressive", text="the cat sees", rows=1, **settings) -> RunRequest:
     wanted = {"k": 3, "temperature": 1.0, "max_new_tokens": 24} | settings
-    return Order("toy", drafter, text, Settings(**wanted), rows=rows, device="cpu")
+    return RunRequest("toy", drafter, text, Settings(**wanted), rows=rows, device="cpu")
 
 
-def endless(rows=1) -> Order:
+def endless(rows=1) -> RunRequest:
     """Longer than any test waits."""
     return order("ngram", k=1, max_new_tokens=4000, rows=rows)
 
@@ -284,13 +287,13 @@ def test_a_prompt_that_cannot_be_decoded_fails_with_a_sentence(store, text, says
 @pytest.mark.parametrize(
     ("wrong", "error", "says"),
     [
-        (Order("toy", "ngram", " "), SettingsError, "empty"),
-        (Order("toy", "oracle", "the"), PairError, "has no drafter 'oracle': choose one of"),
-        (Order("toy", "x" * 10_000, "the"), PairError, "choose one of"),
-        (Order("toyy", "ngram", "the"), PairError, "Did you mean toy?"),
-        (Order("toy", "ngram", "the", rows=0), SettingsError, "from 1 to 64"),
-        (Order("toy", "ngram", "the", rows=65), SettingsError, "from 1 to 64"),
-        (Order("toy", "ngram", "the", rows="2"), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", " "), SettingsError, "empty"),
+        (RunRequest("toy", "oracle", "the"), PairError, "has no drafter 'oracle': choose one of"),
+        (RunRequest("toy", "x" * 10_000, "the"), PairError, "choose one of"),
+        (RunRequest("toyy", "ngram", "the"), PairError, "Did you mean toy?"),
+        (RunRequest("toy", "ngram", "the", rows=0), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", "the", rows=65), SettingsError, "from 1 to 64"),
+        (RunRequest("toy", "ngram", "the", rows="2"), SettingsError, "from 1 to 64"),
     ],
     ids=["empty prompt", "drafter", "long drafter", "pair", "no rows", "many rows", "rows as text"],
 )
@@ -308,7 +311,7 @@ def test_an_order_that_makes_no_sense_is_refused_at_once(wrong, error, says):
     ],
 )
 def test_an_unknown_device_or_precision_fails_with_a_sentence(store, changes, says):
-    run = Run(Order("toy", "ngram", "the", **changes), store).execute()
+    run = Run(RunRequest("toy", "ngram", "the", **changes), store).execute()
     assert run.status == "failed" and says in run.error
 
 

@@ -13,7 +13,7 @@ from specviz.bench.report import winner
 from specviz.bench.same_task import Departure, departure
 from specviz.bench.systems import System
 from specviz.engine.loop import decode
-from specviz.engine.request import Order
+from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.loader import generation_config, load_model
 from specviz.models.causal import CausalModel
@@ -78,7 +78,9 @@ def test_llama_server_is_asked_for_greedy_decoding_and_nothing_else():
 
 
 def test_a_run_says_what_the_model_asks_for_and_it_does_not_do(wishing, empty_home):
-    run = Run(Order(str(wishing), "ngram", "the cat", Settings(max_new_tokens=4), raw=True, precision="fp32")).execute()
+    run = Run(
+        RunRequest(str(wishing), "ngram", "the cat", Settings(max_new_tokens=4), raw=True, precision="fp32")
+    ).execute()
     assert run.status == "complete", run.error
     assert "asks for repetition_penalty 1.9, no_repeat_ngram_size 2" in run.trace.note
     assert "suggests temperature 0.7, top_p 0.8, top_k 20" in run.trace.note

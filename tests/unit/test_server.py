@@ -293,7 +293,21 @@ def test_without_confidences_it_learns_from_verdicts():
 def test_a_policy_that_stopped_drafting_tries_again():
     for policy in (Uniform(GPU, 4), Prefix(GPU, 4)):
         for _ in range(500):
-            policy.observe(Verdict(0, 0, 0, 4, 4, 0, (), (0,), "leftover", 0, 0.0))
+            policy.observe(
+                Verdict(
+                    row=0,
+                    context=0,
+                    anchor=0,
+                    proposed=4,
+                    verified=4,
+                    accepted=0,
+                    positions=(),
+                    emitted=(0,),
+                    kind="leftover",
+                    bonus_token=0,
+                    bonus_uniform=0.0,
+                )
+            )
         lengths = [policy.draft_lengths(list(range(300)), 0) for _ in range(3 * PROBE_EVERY)]
         assert sum(map(sum, lengths)) == 3
 

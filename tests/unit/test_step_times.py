@@ -17,7 +17,15 @@ from specviz.models.causal import CausalModel
 from specviz.trace.records import Ceilings
 from specviz.worker import Job, Stopped
 
-ROOFS = Ceilings("cpu", "fp32", 1e13, 1e15, (1e13, 1e13), (1e15, 1e15), "2026-01-01T00:00:00+00:00")
+ROOFS = Ceilings(
+    device="cpu",
+    precision="fp32",
+    bandwidth=1e13,
+    flops=1e15,
+    bandwidth_spread=(1e13, 1e13),
+    flops_spread=(1e15, 1e15),
+    measured_at="2026-01-01T00:00:00+00:00",
+)
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +105,15 @@ def test_the_busy_search_gives_the_closest_batch_and_its_verify_step(model):
     found = step_times.find_busy(model, ROOFS, target=0.12, k=4, context=8, repeats=1, largest=4)
     assert not found.reached, "on such roofs a small model is never busy"
     assert found.verify.batch == found.plain.batch and (found.verify.k, found.plain.k) == (4, 0)
-    easy = Ceilings("cpu", "fp32", 1e3, 1e3, (1e3, 1e3), (1e3, 1e3), "2026-01-01T00:00:00+00:00")
+    easy = Ceilings(
+        device="cpu",
+        precision="fp32",
+        bandwidth=1e3,
+        flops=1e3,
+        bandwidth_spread=(1e3, 1e3),
+        flops_spread=(1e3, 1e3),
+        measured_at="2026-01-01T00:00:00+00:00",
+    )
     assert step_times.find_busy(model, easy, context=8, repeats=1).reached
 
 

@@ -10,7 +10,8 @@ from specviz.bench.sweep import Cell, Sweep, SweepRequest, best_k, bring_to, ser
 from specviz.bench.sweep import modelled as modelled_map
 from specviz.checks import lossless
 from specviz.cli import main
-from specviz.engine.run import STORE, make_drafter
+from specviz.engine.drafter_factory import make_drafter
+from specviz.engine.model_store import STORE
 from specviz.errors import PairError, SettingsError
 from specviz.hardware import catalogue, shapes
 from specviz.hardware.roofline import modelled_seconds, step_cost

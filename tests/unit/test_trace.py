@@ -16,22 +16,15 @@ import jsonschema
 import pytest
 
 from specviz.cli import main
-from specviz.engine.run import ModelStore, Order, Run
+from specviz.engine.model_store import ModelStore
+from specviz.engine.request import RunRequest
+from specviz.engine.run import Run
 from specviz.errors import SettingsError, TraceError
 from specviz.trace import metrics
 from specviz.trace import records as tracing
-from specviz.trace.records import (
-    Settings,
-    Trace,
-    dumps,
-    from_json,
-    load,
-    loads,
-    save,
-    schema,
-    to_json,
-    write_atomically,
-)
+from specviz.trace.codec import from_json, schema, to_json
+from specviz.trace.files import dumps, load, loads, save, write_atomically
+from specviz.trace.records import Settings, Trace
 from specviz.views import frames
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +36,7 @@ def trace(tmp_path_factory) -> Trace:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPECVIZ_HOME", str(tmp_path_factory.mktemp("home")))
         run = Run(
-            Order(
+            RunRequest(
                 "toy",
                 "autoregressive",
                 "the cat sees",
