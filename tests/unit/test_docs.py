@@ -74,3 +74,16 @@ def test_the_page_of_commands_has_an_example_of_every_command():
 def test_links_to_files_lead_to_files(page):
     links = re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"], ids=lambda p: p.name)
+def test_files_that_are_named_exist(page):
+    named = re.findall(r"`((?:specviz|pages|assets|tests|docs)/[\w./-]+)`", page.read_text(encoding="utf-8"))
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_each_walk_through_the_code_visits_no_file_twice():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for walk in text.partition("## Two walks")[2].partition("## Packages")[0].split("\n**")[1:]:
+        steps = [re.search(r"`([\w./]+)`", step)[1] for step in re.findall(r"^\d+\. (.*)$", walk, re.MULTILINE)]
+        assert len(steps) >= 10 and len(set(steps)) == len(steps)
