@@ -17,7 +17,7 @@ LEAST_EXPECTED = 5.0
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """A chi-square test. `p_value`: probability of a statistic at least this large under the hypothesis; None: no test."""
+    """A chi-square test. `p_value`: probability of a statistic this large or larger by chance; None: no test."""
 
     statistic: float
     freedom: int
