@@ -121,7 +121,7 @@ def storage_bytes(model: CausalModel) -> dict[int, int]:
 
     for tensor in (*model.module.parameters(), *model.module.buffers()):
         add(tensor)
-    for product, (outputs, inputs) in model.products():
+    for product, (outputs, inputs) in model.products:
         tensors = [value for value in vars(product).values() if isinstance(value, torch.Tensor)]
         for tensor in tensors:
             add(tensor)
