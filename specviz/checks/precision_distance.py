@@ -1,4 +1,4 @@
-"""Measures how far a precision moves a target's distribution from fp32, on texts that the target wrote."""
+"""Distance of a precision's distribution from fp32: total variation along texts of the target."""
 
 from __future__ import annotations
 

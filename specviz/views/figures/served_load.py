@@ -1,4 +1,4 @@
-"""Charts of served loads: what policies trade off, verify length over time, time per token, wasted verification."""
+"""Charts of load tests: throughput against speed per user, verify length over time, TPOT, wasted verification."""
 
 from __future__ import annotations
 

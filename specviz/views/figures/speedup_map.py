@@ -1,4 +1,4 @@
-"""The map of K x batch: speed-up over plain decoding, the line where speculation stops paying, a cell's ledger."""
+"""Map of speed-up by K and batch, with the break-even line, and the FLOPs of one cell."""
 
 from __future__ import annotations
 
