@@ -414,11 +414,10 @@ def order_of(trace: Trace, device: str = "auto") -> RunRequest:
         trace.drafter,
         prompt.text,
         trace.settings,
-        prompt.system,
-        prompt.raw,
-        1,
-        device,
-        trace.machine.precision,
+        system=prompt.system,
+        raw=prompt.raw,
+        device=device,
+        precision=trace.machine.precision,
     )
 
 

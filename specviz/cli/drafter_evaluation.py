@@ -1,28 +1,31 @@
-"""The command `drafters eval` of `python -m specviz`: acceptance of drafters on held-out prompts, by kind of text."""
+"""The command `drafters eval`: acceptance of drafters on held-out prompts, by kind of text."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
+from specviz.cli.options import Subparsers, add_json, add_pair
+from specviz.cli.progress import reporting
 from specviz.drafters.names import check_drafter, trained
 from specviz.engine.prompts import encode, lines_of
 from specviz.errors import SettingsError
 from specviz.loader.pairs import EMBEDDED, Pair, find_pair
 from specviz.trace.records import MAX_K, Settings
+from specviz.worker import Job
 
-_QUIET_SECONDS = 15.0
+if TYPE_CHECKING:
+    from specviz.drafters.base import Drafter
+    from specviz.engine.model_store import LoadedModel
+    from specviz.training.evaluate import Live
 
 
-def add_parser(commands) -> None:
+def add_parser(commands: Subparsers) -> None:
     """Add the command; the parser sets `handler`, a function from the parsed arguments to an exit code."""
     parser = commands.add_parser("eval", help="acceptance of the trained drafters on held-out prompts")
-    parser.add_argument("--pair", default=EMBEDDED, metavar="P")
+    add_pair(parser)
     parser.add_argument(
         "--prompts",
         default="heldout",
@@ -48,20 +51,8 @@ def add_parser(commands) -> None:
         help="only this one: hybrid, parallel, autoregressive, the folder of a trained or published "
         "one, or FILE.py:CLASS (may be given again; default: all trained ones)",
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_json(parser)
     parser.set_defaults(handler=eval_command)
-
-
-def reports() -> Callable[[str], None]:
-    """A function that writes a line to stderr, but not more often than every 15 seconds."""
-    last = [0.0]
-
-    def report(text: str) -> None:
-        if time.monotonic() - last[0] > _QUIET_SECONDS:
-            last[0] = time.monotonic()
-            print(text, file=sys.stderr, flush=True)
-
-    return report
 
 
 def eval_command(arguments: argparse.Namespace) -> int:
@@ -74,15 +65,18 @@ def eval_command(arguments: argparse.Namespace) -> int:
     from specviz.engine.model_store import STORE
     from specviz.training import evaluate
 
-    opened, report = STORE.open(pair.target, "auto", "auto"), reports()
-    kinds, prompts = _prompts(arguments.prompts, opened.tokenizer, arguments.count)
-    plain = evaluate.plain_texts(opened.model, prompts, settings, arguments.rows)
     found, results = [], {}
-    for name in names:
-        one, results[name] = _measure(name, pair, opened, prompts, settings, plain, arguments.rows, report)
-        if kinds:
-            one["by_kind"] = evaluate.by_kind(kinds, results[name])
-        found.append(one)
+    with reporting() as job:
+        opened = STORE.open(pair.target, "auto", "auto", job)
+        kinds, prompts = _prompts(arguments.prompts, opened.tokenizer, arguments.count)
+        plain = evaluate.plain_texts(opened.model, prompts, settings, arguments.rows)
+        measure = _Measure(pair, opened, prompts, settings, plain, arguments.rows)
+        for i, name in enumerate(names):
+            part = job.part(i / len(names), (i + 1) / len(names), f"Decoding with {name}")
+            one, results[name] = measure(name, part)
+            if kinds:
+                one["by_kind"] = evaluate.by_kind(kinds, results[name])
+            found.append(one)
     serial = None  # what the serial head adds
     if {"hybrid", "parallel"} <= results.keys() and len(prompts) > 1:
         serial = evaluate.gain(results["parallel"], results["hybrid"])
@@ -110,23 +104,32 @@ def _names(arguments: argparse.Namespace, pair: Pair) -> list[str]:
     return names
 
 
-def _measure(name: str, pair: Pair, opened, prompts, settings: Settings, plain, rows: int, report) -> tuple[dict, Any]:
-    """One drafter: a JSON object of everything, and the evaluate.Live in it."""
-    from specviz.drafters import checkpoints
-    from specviz.engine.drafter_factory import make_drafter
-    from specviz.training import evaluate
+@dataclass(frozen=True)
+class _Measure:
+    """Measures drafters of a pair on the same prompts. plain: texts and speed of plain decoding."""
 
-    def make(settings: Settings):
-        return make_drafter(name, pair, opened, settings)
+    pair: Pair
+    opened: LoadedModel
+    prompts: list[list[int]]
+    settings: Settings
+    plain: tuple[list[list[int]], float]
+    rows: int
 
-    def progress(done: int) -> None:
-        report(f"{name}: {done} of {len(prompts)} prompts")
+    def __call__(self, name: str, job: Job) -> tuple[dict[str, Any], Live]:
+        """One drafter: the JSON object of everything, and the acceptance and speed in it."""
+        from specviz.drafters import checkpoints
+        from specviz.engine.drafter_factory import make_drafter
+        from specviz.training import evaluate
 
-    live = evaluate.live(opened.model, make, prompts, settings, plain, progress, rows)
-    stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
-    seconds = evaluate.draft_seconds(opened.model, make, prompts[0], range(1, MAX_K + 1))
-    overlap = stored.get("alpha_by_position", {}).get(name)
-    return {"name": name, **live.as_json(), "draft_seconds_by_k": seconds, "alpha_by_position": overlap}, live
+        def make(settings: Settings) -> Drafter:
+            return make_drafter(name, self.pair, self.opened, settings)
+
+        model = self.opened.model
+        live = evaluate.live(model, make, self.prompts, self.settings, self.plain, job, self.rows)
+        stored = checkpoints.read(trained()[name])[3] if name in trained() else {}
+        seconds = evaluate.draft_seconds(model, make, self.prompts[0], range(1, MAX_K + 1))
+        overlap = stored.get("alpha_by_position", {}).get(name)
+        return {"name": name, **live.as_json(), "draft_seconds_by_k": seconds, "alpha_by_position": overlap}, live
 
 
 def _print(arguments: argparse.Namespace, found: list[dict], prompts: int, serial) -> None:

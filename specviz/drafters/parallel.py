@@ -117,6 +117,8 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 class BlockNet(nn.Module):
     """The trained part of a parallel or hybrid drafter. The target's embedding and head are not in it."""
 
+    draft_ids: torch.Tensor
+
     def __init__(self, config: BlockConfig, draft_ids: torch.Tensor):
         """draft_ids [Vd]: the target's tokens that can be proposed, ascending."""
         super().__init__()

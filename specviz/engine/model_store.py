@@ -18,6 +18,7 @@ from specviz.loader import generation_config, load_model
 from specviz.loader.pairs import Source
 from specviz.loader.precision import resolve_precision
 from specviz.models.causal import CausalModel
+from specviz.models.weight_storage import Fp16Linear
 from specviz.trace.records import Settings
 from specviz.worker import Job
 
@@ -125,7 +126,7 @@ def storage_bytes(model: CausalModel) -> dict[int, int]:
         tensors = [value for value in vars(product).values() if isinstance(value, torch.Tensor)]
         for tensor in tensors:
             add(tensor)
-        if not tensors and not isinstance(product, torch.nn.Module):  # packed by FBGEMM: not a tensor
+        if isinstance(product, Fp16Linear):  # packed by FBGEMM: not a tensor
             storages[id(product)] = round(product.weight_bytes * outputs * inputs)
     return storages
 

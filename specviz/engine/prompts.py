@@ -1,4 +1,4 @@
-"""From what a person typed to token ids: chat template or raw text, presets, and the limits of a prompt."""
+"""Prompts: presets, the chat template or raw text, tokenization, and length limits."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 from specviz.errors import SettingsError
 
 MAX_CHARACTERS = 200_000
-"""A longer text is refused before it is tokenized, which may take longer than anybody waits."""
+"""Length limit of a prompt; checked before tokenization, which would take long."""
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A prompt worth trying: `expect` says how drafts fare with it, and why."""
+    """An example prompt. `expect`: how well drafts are accepted on it, and why."""
 
     name: str
     title: str
@@ -73,7 +73,7 @@ TOY_PRESETS: tuple[Preset, ...] = (
 
 
 def presets_for(pair_name: str) -> tuple[Preset, ...]:
-    """The presets that make sense for a pair: the toy pair knows six words only."""
+    """The presets of a pair: the toy pair has a vocabulary of six words."""
     return TOY_PRESETS if pair_name == "toy" else PRESETS
 
 
@@ -87,16 +87,16 @@ def preset(name: str) -> Preset:
 
 @dataclass(frozen=True)
 class Encoded:
-    """A prompt as the target reads it."""
+    """A tokenized prompt."""
 
     ids: tuple[int, ...]
     """At least one token; the last one is the first anchor."""
     text: str
-    """The very text that was tokenized, template and all."""
+    """The text that was tokenized, including the chat template."""
     raw: bool
     """True if no chat template was used, by choice or because the model has none."""
     note: str = ""
-    """A sentence for the screen where something differs from what was asked; otherwise empty."""
+    """Sentences on deviations from the request, for the screen; otherwise empty."""
 
 
 def encode(
@@ -132,17 +132,12 @@ def encode(
     if raw:
         if system:
             notes.append("The system prompt is not used with raw text.")
-        whole = text
-        ids = _ids(tokenizer, text, True)
-        # Some tokenizers end every text with an end token, after which there is nothing to continue.
-        if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
-            ids = ids[:-1]
+        whole, ids = text, _raw_ids(tokenizer, text)
     else:
         whole, folded = _templated(tokenizer, text, system)
         if folded:
             notes.append(folded)
-        # The template has written the special tokens already.
-        ids = _ids(tokenizer, whole, False)
+        ids = _ids(tokenizer, whole, False)  # the template contains the special tokens
     if not ids:
         raise SettingsError("The prompt holds no token that this model knows: type something else.")
     if max_tokens is not None and len(ids) > max_tokens:
@@ -154,7 +149,7 @@ def encode(
 
 
 def lines_of(file: str) -> list[str]:
-    """The lines of a text file that are not blank, stripped: a prompt each. Raises SettingsError with a sentence."""
+    """The non-blank lines of a text file, stripped: one prompt per line. Raises SettingsError."""
     try:
         lines = Path(file).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -164,7 +159,16 @@ def lines_of(file: str) -> list[str]:
     return lines
 
 
+def _raw_ids(tokenizer, text: str) -> list[int]:
+    """Token ids of raw text, without the end-of-text token that some tokenizers append to every text."""
+    ids = _ids(tokenizer, text, True)
+    if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id and not text.endswith(str(tokenizer.eos_token)):
+        return ids[:-1]
+    return ids
+
+
 def _ids(tokenizer, text: str, special: bool) -> list[int]:
+    """Token ids of a text. Raises SettingsError if the vocabulary cannot encode it."""
     try:
         return list(tokenizer.encode(text, add_special_tokens=special))
     except Exception as error:  # tokenizers raises bare Exception on text outside a closed vocabulary
@@ -190,6 +194,6 @@ def _templated(tokenizer, text: str, system: str | None) -> tuple[str, str]:
 
 
 def _clean(text: str) -> tuple[str, bool]:
-    """The text without characters that UTF-8 cannot hold or that end strings early."""
+    """The text with half surrogates and NUL characters replaced by U+FFFD, and whether any were."""
     cleaned = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").replace("\0", "\ufffd")
     return cleaned, cleaned.count("\ufffd") > text.count("\ufffd")

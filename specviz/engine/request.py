@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from specviz.trace.records import Settings
 
@@ -16,6 +16,7 @@ class RunRequest:
     """A name that `drafter_names` lists, the path of a drafter's folder, or FILE.py:CLASS (see `code_permitted`)."""
     text: str
     settings: Settings = field(default_factory=Settings)
+    _: KW_ONLY
     system: str | None = None
     raw: bool = False
     rows: int = 1

@@ -88,6 +88,7 @@ class Run(Watched):
 
     @property
     def alive(self) -> bool:
+        """Whether the run is loading or decoding."""
         return self.status in ("loading", "running")
 
     def execute(self) -> Self:

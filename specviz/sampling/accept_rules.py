@@ -1,7 +1,8 @@
-"""The accept rule, and the ways in which it is got wrong: each a small pure function over one position.
+"""The accept rule of speculative sampling and known wrong variants of it, each a pure function over one position.
 
-The right rule is `sampling.judge` itself, the code that decodes. Each other rule says whether it still gives the
-target's distribution (`lossless`), in what it differs, and where the public has met it. Chance is passed in.
+The correct rule calls `rejection.judge`, the decoding loop's own code. Each variant says whether its output
+still follows the target's distribution (`lossless`), how it differs, and where it was reported. The uniforms are passed
+in.
 
 p: target_probs [V], q: draft_probs [V], both after temperature, top-k and top-p, float64.
 """
@@ -18,7 +19,7 @@ from specviz.sampling.rejection import accepts, draw, judge, leftover, uniform, 
 
 @dataclass(frozen=True)
 class Chance:
-    """The three uniforms in [0, 1) that a position needs."""
+    """The uniforms in [0, 1) for one position: draft, accept test and bonus token."""
 
     draft: float
     accept: float
@@ -32,7 +33,7 @@ class Chance:
 
 @dataclass(frozen=True)
 class Emission:
-    """What one trial emits."""
+    """The result of one trial."""
 
     token: int
     accepted: bool
@@ -46,14 +47,14 @@ class Rule:
     name: str
     title: str
     lossless: bool
-    """True: what is emitted follows exactly what was asked for, p."""
+    """True: the emitted token follows the requested distribution, p, exactly."""
     sentence: str
     """What it does, and why that is right or wrong."""
     source: str
     """Where it comes from: a paper, or public bugs (GitHub owner/name#number)."""
     apply: Callable[[torch.Tensor, torch.Tensor, Chance], Emission]
     asked: Callable[[torch.Tensor], torch.Tensor] = lambda p: p
-    """The distribution that should come out, from p: p itself, or p cut to its top k where the rule is about that."""
+    """The requested distribution as a function of p: p itself, or its top k for the rules about top-k."""
 
 
 # ------------------------------------------------------------------------------------------- the rules
@@ -62,7 +63,7 @@ class Rule:
 def right(p: torch.Tensor, q: torch.Tensor, chance: Chance) -> Emission:
     """Draft from q, judge by min(1, p/q), draw from the leftover after a rejection: the engine's own code."""
     token = draw(q, chance.draft)
-    # the second row of p stands past the draft, where nobody looks here
+    # the second row of p is the position after the draft, which is not used here
     verdict = judge(torch.stack((p, p)), q[None], [token], [chance.accept], chance.bonus)
     return Emission(token, True) if verdict.accepted else Emission(verdict.bonus_token, False)
 
@@ -250,21 +251,24 @@ PAPER_P, PAPER_Q = (0.7, 0.3), (0.5, 0.5)
 
 @dataclass(frozen=True)
 class Tally:
-    """What many trials emitted, by token: kept drafts, and tokens that the target drew."""
+    """Counts of emitted tokens [V] over many trials: accepted drafts, and tokens drawn by the target."""
 
     accepted: tuple[int, ...]
     drawn: tuple[int, ...]
 
     @classmethod
     def empty(cls, size: int) -> Tally:
+        """No trials, for a vocabulary of this size."""
         return cls((0,) * size, (0,) * size)
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """Emitted tokens [V]."""
         return tuple(a + b for a, b in zip(self.accepted, self.drawn))
 
     @property
     def trials(self) -> int:
+        """The number of trials."""
         return sum(self.accepted) + sum(self.drawn)
 
 
@@ -276,7 +280,7 @@ def tally(
     seed: int = 0,
     before: Tally | None = None,
 ) -> Tally:
-    """Apply a rule to one position so many times more. Trial i of a seed has always the same uniforms."""
+    """Apply a rule to one position `trials` more times. Trial i of a seed always has the same uniforms."""
     before = before or Tally.empty(len(p))
     accepted, drawn = list(before.accepted), list(before.drawn)
     for i in range(before.trials, before.trials + trials):

@@ -1,6 +1,6 @@
-"""Confidence against what happened: reliability bins, calibration error, AUC, and Wilson's interval of a share.
+"""Calibration of confidences: reliability bins, expected calibration error (ECE), AUC, and Wilson intervals.
 
-Plain arrays in, plain numbers out: knows no torch, no model and no page. Training judges drafters by the same measures.
+Functions of plain arrays, without torch; pages and training use the same ones.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BINS = 10
 
 
 def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a share (95 % by default): honest for few trials, where the usual one is too narrow. (0, 1)
-    without any trial."""
+    """Wilson's score interval of a proportion (z = 1.96: 95 %), which is valid for few trials too. (0, 1) without
+    trials."""
     if trials == 0:
         return 0.0, 1.0
     share, spread = hits / trials, z * z / trials
@@ -28,8 +28,8 @@ def wilson(hits: int, trials: int, z: float = 1.96) -> tuple[float, float]:
 
 
 def reliability(confidence: Sequence[float], happened: Sequence[float], bins: int = BINS) -> pd.DataFrame:
-    """Per bin of equal width that holds anything: low, high, count, mean confidence, hits, share that happened and its
-    interval. confidence [N] in 0..1, happened [N] of 0 and 1."""
+    """The reliability diagram: per non-empty bin of equal width low, high, count, mean confidence, hits, share of hits
+    and its Wilson interval. confidence [N] in 0..1, happened [N] of 0 and 1."""
     c, h = np.asarray(confidence, float), np.asarray(happened, float)
     at = _bin(c, bins)
     rows = []
@@ -44,13 +44,13 @@ def reliability(confidence: Sequence[float], happened: Sequence[float], bins: in
 
 
 def expected_error(confidence: Sequence[float], happened: Sequence[float], bins: int = BINS) -> float | None:
-    """Expected calibration error: |mean confidence - share that happened|, weighted by how many fall in each bin. None
-    without any confidence. happened [N]: 0 and 1, or a probability."""
+    """Expected calibration error (ECE): the mean of |mean confidence - share of hits| over bins, weighted by count.
+    None for N = 0. confidence [N] in 0..1; happened [N]: 0 and 1, or a probability."""
     c, h = np.asarray(confidence, float), np.asarray(happened, float)
     if not len(c):
         return None
     at = _bin(c, bins)
-    # of each bin: its count times the distance of its two means
+    # per bin: count times the difference of the two means
     apart = np.abs(np.bincount(at, c) - np.bincount(at, h))
     return float(apart.sum() / len(c))
 
@@ -60,8 +60,8 @@ def _bin(confidence: np.ndarray, bins: int) -> np.ndarray:
 
 
 def auc(confidence: Sequence[float], happened: Sequence[float]) -> float | None:
-    """The chance that something that happened had the higher confidence than something that did not; ties count one
-    half. None if only one of the two occurs."""
+    """Area under the ROC curve: the probability that a hit has a higher confidence than a miss; ties count one half.
+    None without hits or without misses."""
     c, h = np.asarray(confidence, float), np.asarray(happened, float) > 0.5
     yes, no = c[h], np.sort(c[~h])
     if not len(yes) or not len(no):
@@ -71,9 +71,9 @@ def auc(confidence: Sequence[float], happened: Sequence[float]) -> float | None:
 
 
 def confidences(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
-    """One row per verified draft that came with a confidence: prompt, drafter, position (from 1), confidence (that this
-    draft survives given that all before it did), product (of it and all before it), judged (the chain got here), and
-    survived (this draft and all before it were accepted)."""
+    """One row per verified draft with a confidence: prompt, drafter, position (from 1), confidence (P(accepted | all
+    before it accepted)), product (with those before it), judged (the accept rule was applied), and survived (this draft
+    and all before it were accepted)."""
     rows = []
     for (prompt, drafter), trace in lanes.items():
         for v in (v for r in trace.rounds for v in r.rows):
@@ -98,7 +98,7 @@ def confidences(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
 
 
 def by_position(data: pd.DataFrame) -> pd.DataFrame:
-    """Of the judged drafts in `confidences`: per position how many, mean confidence, share accepted, interval."""
+    """Per position, of the judged drafts in `confidences`: count, mean confidence, share accepted, Wilson interval."""
     rows = []
     for position, part in data[data.judged].groupby("position"):
         hits, n = int(part.survived.sum()), len(part)

@@ -1,8 +1,8 @@
-"""Every rate and length of speculative decoding, each by one exact definition and with its convention named.
+"""Acceptance rates, acceptance lengths and speeds of speculative decoding, computed from Rounds.
 
-Sources use the same words for different numbers, so each function says whose convention it is. All are computed
-from Rounds alone; rows are pooled (sums first, then one division) unless a name says otherwise. A figure that has
-no meaning, because nothing was drafted or no time was measured, is None and never NaN. Knows no model and no page.
+Sources use one name for different numbers, so each function names the convention it follows. Rows are pooled (sums
+first, then one division) unless the name says otherwise. Where nothing was drafted or measured the result is None,
+never NaN.
 
 A *row-round* is one row's part in one round: one verify pass of that row.
 """
@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from specviz.trace.records import Baseline, Round, Verdict
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Counts:
-    """What happened in some rounds, summed over rows. No count of drafts includes an anchor or a bonus token."""
+    """Counts over some rounds, summed over rows. No count of drafts includes an anchor or a bonus token."""
 
     passes: int
     """Verify passes of the target: rounds, however many rows took part."""
@@ -25,19 +25,19 @@ class Counts:
     drafting: int
     """Row-rounds in which at least one token was drafted (vLLM: num_drafts)."""
     proposed: int
-    """Tokens drafted, also those that were not sent to the verify pass or stood behind a rejection."""
+    """Drafted tokens, including those that were not verified or came after a rejection."""
     verified: int
-    """Drafts that the target forwarded."""
+    """Drafts in the verify pass."""
     accepted: int
     rejected: int
-    """Drafts that were judged and refused: at most one a row-round."""
+    """Rejected drafts: at most one per row-round."""
     bonus: int
-    """Tokens drawn by the target: one a row-round, unless the text ended on an accepted draft."""
+    """Tokens drawn by the target: one per row-round, unless the text ended on an accepted draft."""
     emitted: int
 
     @property
     def dropped(self) -> int:
-        """Verified but never judged: behind a rejection, or behind the end of the text."""
+        """Drafts verified but not judged: after a rejection or after the end of the text."""
         return self.verified - self.accepted - self.rejected
 
 
@@ -67,21 +67,21 @@ def counts(rounds: Iterable[Round], row: int | None = None) -> Counts:
 def acceptance_rate(rounds: Iterable[Round], row: int | None = None) -> float | None:
     """accepted / proposed: the counted rate of vLLM, SGLang and llama.cpp, without the bonus token.
 
-    It falls by arithmetic alone as K grows, since all behind a rejection counts as not accepted: no measure for
-    comparing different K. It is not Leviathan's alpha unless K = 1; see `overlap` for that."""
+    It falls as K grows, since every draft after a rejection counts as not accepted: do not compare it between
+    different K. It is not Leviathan's alpha unless K = 1; see `overlap` for that."""
     c = counts(rounds, row)
     return _ratio(c.accepted, c.proposed)
 
 
 def verified_acceptance_rate(rounds: Iterable[Round], row: int | None = None) -> float | None:
-    """accepted / verified: of the drafts that cost the target something. Differs from `acceptance_rate` only where
+    """accepted / verified: of the drafts that the target forwarded. Differs from `acceptance_rate` only where
     drafts were cut off before the verify pass."""
     c = counts(rounds, row)
     return _ratio(c.accepted, c.verified)
 
 
 def judged_acceptance_rate(rounds: Iterable[Round], row: int | None = None) -> float | None:
-    """accepted / (accepted + rejected): of the drafts that were judged; nothing behind a rejection counts."""
+    """accepted / (accepted + rejected): of the drafts that were judged; drafts after a rejection do not count."""
     c = counts(rounds, row)
     return _ratio(c.accepted, c.accepted + c.rejected)
 
@@ -94,7 +94,7 @@ def acceptance_rate_with_bonus(rounds: Iterable[Round], row: int | None = None) 
 
 def overlap(rounds: Iterable[Round], row: int | None = None) -> float | None:
     """Mean of beta = sum of min(p, q) over the positions that were judged: the analytic acceptance probability
-    (Leviathan's alpha, estimated on the text of this run). It needs no luck: no uniform is in it."""
+    (Leviathan's alpha, estimated on the text of this run). It does not depend on the uniforms."""
     betas = [x.overlap for v in _verdicts(rounds, row) for x in v.positions if x.verdict in ("accepted", "rejected")]
     return _ratio(sum(betas), len(betas))
 
@@ -143,7 +143,7 @@ def mean_acceptance_length_without_bonus(rounds: Iterable[Round], row: int | Non
 
 def mean_acceptance_length_of_rows(rounds: Iterable[Round]) -> float | None:
     """The mean over rows of each row's own `mean_acceptance_length`. It differs from the pooled one when rows have
-    different numbers of rounds: short and lucky rows weigh more here."""
+    different numbers of rounds: rows with few rounds weigh more here."""
     rounds = tuple(rounds)
     each = [mean_acceptance_length(rounds, row) for row in sorted({v.row for v in _verdicts(rounds, None)})]
     known = [x for x in each if x is not None]
@@ -177,7 +177,7 @@ def speed_up(rounds: Iterable[Round], baseline: Baseline) -> float | None:
 
 
 def flops_per_token(rounds: Iterable[Round]) -> float | None:
-    """FLOPs of target and drafter per emitted token (counted): what was spent on refused drafts is in it."""
+    """FLOPs of target and drafter per emitted token (counted): including that of rejected drafts."""
     rounds = tuple(rounds)
     return _ratio(sum(r.target_cost.flops + r.draft_cost.flops for r in rounds), counts(rounds).emitted)
 

@@ -164,6 +164,7 @@ class Round:
 
     @property
     def seconds(self) -> float:
+        """Decoding time of the round, without recording."""
         return self.draft_seconds + self.verify_seconds + self.other_seconds
 
 
@@ -181,6 +182,7 @@ class Baseline:
 
     @property
     def median(self) -> float | None:
+        """Median seconds of a plain step; None without steps."""
         return statistics.median(self.seconds) if self.seconds else None
 
     @property
@@ -264,6 +266,7 @@ class Trace:
     """True: the drafter proposes all K tokens in one pass, so they appear together."""
 
     def token_ids(self, row: int = 0) -> list[int]:
+        """The emitted tokens of a row."""
         return [t for r in self.rounds for v in r.rows if v.row == row for t in v.emitted]
 
     def row_rounds(self, row: int = 0) -> list[tuple[Round, Verdict]]:

@@ -1,7 +1,7 @@
-"""Where drafts fail: every judged draft of some lanes as a row, by position, kind of token, entropy of p and prompt.
+"""Rejected and accepted drafts as a table: by position, token class, entropy of p, and prompt.
 
-A place is classed by the token that the target wrote there (the accepted draft, or the one drawn after a rejection), so
-that accepted and rejected drafts are counted over the same classes. Knows no torch, no model and no page.
+The token class of a position is that of the emitted token (the accepted draft, or the token drawn after a rejection),
+so accepted and rejected drafts are counted over the same classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specviz.trace.token_text import visible
 
 CLASSES = ("word start", "inner piece", "number", "punctuation", "code", "white space", "end of text")
 ENTROPY_EDGES = (0.0, 0.5, 1.0, 2.0, 3.0, math.inf)
-"""Bits: below the first inner edge the target is nearly sure, above the last many words would do."""
+"""Edges of the entropy bands, in bits."""
 COLUMNS = [
     "prompt",
     "drafter",
@@ -47,17 +47,17 @@ _SPECIAL = re.compile(r"<\|.*\|>|</?s>|<eos>|<bos>|<pad>|<unk>")
 _BYTES = re.compile(r"(\\x[0-9a-fA-F]{2})+")
 _CODE_MARKS = set("{}[]<>=_\\/|&^%$#@~`+*;")
 _TOP = 12
-"""How many of p's likeliest tokens a position keeps when it is recorded (`recording.TOP`)."""
+"""How many of p's likeliest tokens a position keeps when it is recorded (`engine.recorder.TOP`)."""
 _FENCE = "```"
 _CONTEXT = 36
-"""Characters of the text before a place that are shown with it."""
+"""Characters of the preceding text that are shown with a draft."""
 
 
 def token_class(piece: str, before: str = "", in_code: bool = False) -> str:
     """The kind of a token by its text: one of CLASSES.
 
     before: the text just before it. in_code: inside a fenced block, where all but white space is code. Outside one a
-    token without letters and digits is code if it holds a mark that prose hardly has (braces, =, _, back-ticks ...).
+    token without letters and digits is code if it has a character that is rare in prose (braces, =, _, back-ticks ...).
     """
     core = piece.strip()
     if _SPECIAL.fullmatch(core):
@@ -77,14 +77,14 @@ def token_class(piece: str, before: str = "", in_code: bool = False) -> str:
 
 
 def entropy(x: Position) -> tuple[float, bool]:
-    """(bits, exact): how undecided the target was at temperature 1. Where the trace does not hold the figure it is a
-    lower bound from the tokens kept: no other is likelier than the last of p's kept ones."""
+    """(bits, exact): the entropy of the target's softmax at temperature 1. A trace of version 1 lacks it; the result is
+    then a lower bound from the recorded tokens, since no other is likelier than the last of p's TOP."""
     if x.target_entropy is not None:
         return x.target_entropy / math.log(2), True
     kept = [math.exp(min(0.0, z - x.target_logsumexp)) for z in x.target_logits]
     bits = -sum(p * math.log2(p) for p in kept if p > 0)
     rest = max(0.0, 1.0 - sum(kept))
-    # a full record holds p's likeliest TOP tokens, and none of the others is likelier than the last of those
+    # a full record has p's TOP tokens, and none of the others is likelier than the last of those
     ranked = sorted(kept, reverse=True)
     largest = min(rest, ranked[_TOP - 1] if len(ranked) >= _TOP else ranked[0])
     return bits + (rest * -math.log2(largest) if largest > 0 else 0.0), False
@@ -92,8 +92,8 @@ def entropy(x: Position) -> tuple[float, bool]:
 
 def judged(lanes: Mapping[tuple[str, str], Trace]) -> pd.DataFrame:
     """One row per judged draft of every lane, in the order of COLUMNS. `round` counts the row's rounds from 1,
-    `position` the drafts from 1. `written`: what the target wrote there. p and q are of the drafted token; the two
-    `sure_of` are the target's softmax at temperature 1, which says more than p where p is one-hot."""
+    `position` the drafts from 1. `written`: the emitted token. p and q are of the drafted token; the two `sure_of`
+    columns are the target's softmax at temperature 1 (p may be one-hot)."""
     rows = []
     for (prompt, drafter), trace in lanes.items():
         for number, v, before in _rounds(trace):
@@ -155,21 +155,21 @@ def _last(before: str) -> str:
 
 
 def entropy_bands() -> list[str]:
-    """Names of the bands of entropy, from sure to undecided."""
+    """Names of the entropy bands, ascending."""
     return [
         f"{a:g} to {b:g} bits" if math.isfinite(b) else f"over {a:g} bits" for a, b in itertools.pairwise(ENTROPY_EDGES)
     ]
 
 
 def entropy_band(bits: float) -> str:
-    """The band that an entropy falls into."""
+    """The name of the band of an entropy in bits."""
     place = sum(bits >= edge for edge in ENTROPY_EDGES[1:-1])
     return entropy_bands()[place]
 
 
 def rates(data: pd.DataFrame, by: str) -> pd.DataFrame:
     """Per group of `judged` rows: judged, rejected, the share rejected and its interval; classes, bands and
-    positions in their own order, prompts by how often they fail."""
+    positions in their own order, prompts by descending share."""
     rows = []
     for name, part in data.groupby(by, observed=True):
         bad, n = int((part.verdict == "rejected").sum()), len(part)
@@ -180,12 +180,12 @@ def rates(data: pd.DataFrame, by: str) -> pd.DataFrame:
     return out.sort_values("share", ascending=False, ignore_index=True) if by == "prompt" else out
 
 
-def mending(lanes: Mapping[tuple[str, str], Trace]) -> dict[str, int]:
-    """What a hybrid's serial pass did at the judged places of some lanes; right: the token that the target wrote.
+def refinement(lanes: Mapping[tuple[str, str], Trace]) -> dict[str, int]:
+    """Counts of what a hybrid's serial pass changed at the judged positions; right: equal to the emitted token.
 
-    kept_right, kept_wrong; changed: mended (wrong, then right), spoilt (right, then wrong), changed_wrong; and of all
-    verified drafts `drafts`, `changed` (judged or not)."""
-    out = dict.fromkeys(("kept_right", "kept_wrong", "mended", "spoilt", "changed_wrong", "drafts", "changed"), 0)
+    kept_right, kept_wrong; changed: refined (wrong, then right), worsened (right, then wrong), changed_wrong; and of
+    all verified drafts, judged or not: `drafts`, `changed`."""
+    out = dict.fromkeys(("kept_right", "kept_wrong", "refined", "worsened", "changed_wrong", "drafts", "changed"), 0)
     for v in (v for t in lanes.values() for r in t.rounds for v in r.rows):
         for slot, x in enumerate(v.positions[: v.verified]):
             if x.first_guess is None:
@@ -199,7 +199,7 @@ def mending(lanes: Mapping[tuple[str, str], Trace]) -> dict[str, int]:
             if not changed:
                 out["kept_right" if now else "kept_wrong"] += 1
             else:
-                out["mended" if now else "spoilt" if before else "changed_wrong"] += 1
+                out["refined" if now else "worsened" if before else "changed_wrong"] += 1
     return out
 
 

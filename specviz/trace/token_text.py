@@ -1,7 +1,7 @@
-"""Token id -> the text of exactly that token, for any tokenizer. Knows nothing of models and loads nothing.
+"""The text and the bytes of single tokens, for any tokenizer.
 
-A token may hold part of a character. Bytes that are no UTF-8 on their own are written \\xNN, so that every
-token is legible by itself; `token_bytes` has the bytes themselves, which always join up to the whole text.
+A token may be a part of a character. Bytes that are not valid UTF-8 by themselves are written \\xNN, so that every
+token is legible; the bytes from `token_bytes` concatenate to those of the whole text.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def piece_table(tokenizer, ids: Iterable[int]) -> dict[int, str]:
-    """The text of each of these ids. Special tokens come out as they are written, ids outside the vocabulary
-    (padding of the LM head) as `<pad 49153>`."""
+    """The text of each of these ids. Special tokens keep their name; ids beyond the vocabulary (padding of the LM
+    head) become `<pad 49153>`."""
     return {token: text_of(tokenizer, token) for token in sorted({int(i) for i in ids})}
 
 
 def text_of(tokenizer, token: int) -> str:
-    """One token's own text."""
+    """The text of one token."""
     return legible(token_bytes(tokenizer, token))
 
 
 def legible(raw: bytes) -> str:
-    """Bytes as text; each byte that is part of no whole UTF-8 character becomes \\xNN."""
+    """Bytes as text; each byte that is not part of a complete UTF-8 character becomes \\xNN."""
     return raw.decode("utf-8", errors="backslashreplace")
 
 
 def token_bytes(tokenizer, token: int) -> bytes:
-    """The bytes that one token stands for. For ordinary text the bytes of its tokens join up to the text."""
+    """The bytes of one token. For ordinary text the bytes of its tokens concatenate to the text."""
     name = tokenizer.convert_ids_to_tokens(token) if 0 <= token < len(tokenizer) else None
     if name is None:
         return f"<pad {token}>".encode()
@@ -52,7 +52,7 @@ def token_bytes(tokenizer, token: int) -> bytes:
 
 
 def _kind(tokenizer) -> str:
-    """byte-level, sentencepiece, wordpiece or plain: how the vocabulary spells bytes and spaces."""
+    """How the vocabulary encodes bytes and spaces: byte-level, sentencepiece, wordpiece or plain. Cached."""
     known = getattr(tokenizer, "_specviz_kind", None)
     if known is None:
         known = _find_kind(tokenizer)
@@ -95,8 +95,8 @@ def _types(node) -> Iterable[str]:
 
 @functools.cache
 def _letters() -> dict[int, str]:
-    """byte -> the letter that byte-level vocabularies write for it: itself where it is a visible Latin-1
-    character, otherwise the next one of those from U+0100 on."""
+    """GPT-2's byte-to-character table of byte-level vocabularies: visible Latin-1 characters map to themselves, other
+    bytes to characters from U+0100 on."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return {byte: chr(byte if byte in visible else next(spare)) for byte in range(256)}
@@ -106,8 +106,8 @@ _BYTE_OF = {letter: byte for byte, letter in _letters().items()}
 
 
 def visible(piece: str) -> str:
-    """A token's text so that nothing in it is invisible: spaces at its ends as middle dots, line ends and
-    tabs as arrows, control and formatting characters by their code, nothing at all as '(empty)'."""
+    """A token's text with invisible characters made visible: leading and trailing spaces as middle dots, line ends
+    and tabs as arrows, control and formatting characters by their code, the empty string as '(empty)'."""
     if piece == "":
         return "(empty)"
     core = piece.strip(" ")
@@ -116,7 +116,7 @@ def visible(piece: str) -> str:
     lead = len(piece) - len(piece.lstrip(" "))
     tail = len(piece) - len(piece.rstrip(" "))
     text = "·" * lead + "".join(map(_visible_char, core)) + "·" * tail
-    # a combining mark needs something to stand on
+    # a combining mark needs a base character
     return "◌" + text if unicodedata.combining(text[0]) else text
 
 

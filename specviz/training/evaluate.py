@@ -14,6 +14,7 @@ from specviz.models.causal import CausalModel
 from specviz.trace import calibration, metrics
 from specviz.trace.records import Round, Settings
 from specviz.training.corpus import distinct4
+from specviz.worker import Job
 
 LOOPING = 0.6
 """A text with a smaller share of distinct runs of four tokens than this is a loop, reported apart."""
@@ -90,7 +91,7 @@ def _decoded(
     prompts: Sequence[Sequence[int]],
     settings: Settings,
     rows: int,
-    progress: Callable[[int], None] | None = None,
+    job: Job | None = None,
 ) -> tuple[list[list[Round]], float]:
     """The rounds of every prompt by itself (of a batch: its own part of each), and the seconds of all."""
     runs: list[list[Round]] = []
@@ -104,8 +105,9 @@ def _decoded(
             for verdict in round_.rows:
                 found[verdict.row].append(replace(round_, rows=(verdict,)))
         runs += found
-        if progress:
-            progress(len(runs))
+        if job is not None:
+            job.report(f"{len(runs)} of {len(prompts)} prompts", len(runs) / len(prompts))
+            job.check()
     return runs, seconds
 
 
@@ -124,12 +126,12 @@ def live(
     prompts: Sequence[Sequence[int]],
     settings: Settings,
     plain: tuple[list[list[int]], float] | None = None,
-    progress: Callable[[int], None] | None = None,
+    job: Job | None = None,
     rows: int = 1,
 ) -> Live:
     """Decode every prompt with a fresh drafter, `rows` at a time (which changes the speed, but not what is accepted).
     plain: from `plain_texts` with the same settings and rows."""
-    runs, seconds = _decoded(target, make, prompts, settings, rows, progress)
+    runs, seconds = _decoded(target, make, prompts, settings, rows, job)
     rounds = [r for run in runs for r in run]
     texts = [_text(run) for run in runs]
     steady = [run for run, text in zip(runs, texts) if distinct4(text) >= LOOPING]

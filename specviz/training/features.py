@@ -8,7 +8,7 @@ that `compute` can always rebuild from the token ids.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from torch.nn import functional
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.training.corpus import Corpus
+from specviz.worker import Job
 
 
 def stored_layers(layers: int) -> tuple[int, ...]:
@@ -31,7 +32,7 @@ def compute(
     target: CausalModel,
     corpus: Corpus,
     path: Path,
-    progress: Callable[[float], None] | None = None,
+    job: Job | None = None,
     batch_tokens: int = 512,
 ) -> None:
     """Write path.npz and path.taps.npy for a corpus. Interrupted work leaves no half file behind."""
@@ -47,8 +48,9 @@ def compute(
         found = forward_taps(target, [corpus.conversation(n).tolist() for n in range(i, j)])
         store[bounds[i] : bounds[j]] = torch.cat(found).to(torch.float16).numpy()
         i = j
-        if progress:
-            progress(bounds[i] / bounds[-1])
+        if job is not None:
+            job.report("Computing hidden states", bounds[i] / bounds[-1])
+            job.check()
     store.flush()
     corpus.save(path.with_name(path.name + ".npz"))
     os.replace(temporary, path.with_name(path.name + ".taps.npy"))

@@ -188,8 +188,8 @@ class Retune(Worker):
         held_out = [p for i, p in enumerate(prompts) if i % HELD_OUT == HELD_OUT - 1]
         trained_on = [p for i, p in enumerate(prompts) if i % HELD_OUT != HELD_OUT - 1]
         corpus = self._answers(target, [*trained_on, *held_out], self.order.answer_tokens)
-        self._taps(target, corpus, folder / "0-own", 0.35, "Reading the answers again, for what the target saw")
-        self._taps(target, _old_domain(), folder / "1-shipped", 0.4, "Reading older texts, to see what is lost")
+        self._taps(target, corpus, folder / "0-own", (0.35, 0.4), "Reading the answers again, for what the target saw")
+        self._taps(target, _old_domain(), folder / "1-shipped", (0.4, 0.45), "Reading older texts, to see what is lost")
         store = features.TapStore(folder)
         own, old = ([n for n, (shard, _) in enumerate(store.index) if shard == which] for which in (0, 1))
         split = len(trained_on) * (len(own) // len(prompts))
@@ -202,9 +202,8 @@ class Retune(Worker):
         """Measure a drafter on the held-out prompts and texts."""
         self.report(words, fraction)
         net, opener = checkpoints.load_block_net(weights), from_folder.opener("hybrid", data.target, weights)
-        live = evaluate.live(
-            data.target, opener, data.held_out, self._settings, data.plain, lambda _: self.check(), ROWS
-        )
+        part = self.part(fraction, fraction, words)
+        live = evaluate.live(data.target, opener, data.held_out, self._settings, data.plain, part, ROWS)
         overlaps = [
             recipes.alpha_block(net, data.setting, chosen=chosen)["hybrid"] for chosen in (data.judging, data.old)
         ]
@@ -245,12 +244,8 @@ class Retune(Worker):
             np.full(len(flat), -1, np.int16),
         )
 
-    def _taps(self, target: CausalModel, corpus: Corpus, path: Path, fraction: float, words: str) -> None:
-        def progress(share: float) -> None:
-            self.check()
-            self.report(f"{words} ({share:.0%})", fraction)
-
-        features.compute(target, corpus, path, progress)
+    def _taps(self, target: CausalModel, corpus: Corpus, path: Path, share: tuple[float, float], stage: str) -> None:
+        features.compute(target, corpus, path, self.part(*share, stage))
 
     def _train(self, net: BlockNet, s: recipes.Setting) -> loop.Progress:
         """Gradient steps over the whole net, at a learning rate that forgets little."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from specviz.training.conversation import Conversation
 from specviz.training.corpus import Corpus
 from specviz.training.prompts import KINDS
 from specviz.training.synthesis import Counts, Synthesis
+from specviz.worker import Job
 
 PER_SHARD = 128
 """Conversations of a shard, dropped ones included"""
@@ -25,8 +26,7 @@ def write_shards(
     answer_tokens: int,
     per_shard: int = PER_SHARD,
     share: tuple[int, int] = (0, 1),
-    progress: Callable[[int, Counts], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    job: Job | None = None,
 ) -> int:
     """Write shards until the folder has this many answer tokens; returns how many it has.
 
@@ -34,6 +34,7 @@ def write_shards(
     that exist are not written again, and an unfinished one is begun again by the next call. share (i, n): only shards
     with s % n = i, so that n processes can work on one folder.
     """
+    job = job or Job()
     folder.mkdir(parents=True, exist_ok=True)
     known: dict[str, int] = {}
     if (total := _answer_tokens(folder, known)) >= answer_tokens:
@@ -41,7 +42,7 @@ def write_shards(
     missing = (shard for shard in itertools.count(share[0], share[1]) if _name(shard) not in known)
     numbers = (n for shard in missing for n in range(shard * per_shard, (shard + 1) * per_shard))
     unfinished: dict[int, list[Conversation]] = {}
-    for made in synthesis.run(numbers, stop):
+    for made in synthesis.run(numbers, job.stopping):
         shard = made.number // per_shard
         unfinished.setdefault(shard, []).append(made)
         if len(unfinished[shard]) < per_shard:
@@ -51,11 +52,17 @@ def write_shards(
             raise SpecVizError("No conversation of a whole shard could be used: is this target trained to chat?")
         _save(corpus, folder / _name(shard))
         total = _answer_tokens(folder, known)
-        if progress:
-            progress(total, synthesis.counts)
+        job.report(_stage(total, synthesis.counts), total / answer_tokens)
         if total >= answer_tokens:
             break
     return total
+
+
+def _stage(total: int, counts: Counts) -> str:
+    return (
+        f"{total} answer tokens; {counts.answer_tokens / counts.seconds:.0f} a second; of {counts.kept} conversations "
+        f"{counts.looped} cut before a loop; dropped: {counts.short} too short, {counts.bad_turn} with a bad user turn"
+    )
 
 
 def _name(shard: int) -> str:

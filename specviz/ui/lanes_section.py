@@ -103,9 +103,9 @@ def _built(trace: Trace) -> str:
         return "Tokens are drafted one by one: each is forwarded before the next is drafted, so K passes for K tokens."
     if kind == "parallel":
         return "K mask tokens and the target's hidden states go through one pass: all K tokens are drafted together."
-    m = rejections.mending({("", ""): trace})
+    m = rejections.refinement({("", ""): trace})
     return (
         f"One pass drafts all K tokens; then the serial head, which sees the tokens before, changed "
-        f"{m['changed']} of {m['drafts']} drafts. Where the target judged: {m['mended']} wrong drafts corrected, "
-        f"{m['spoilt']} right drafts made wrong (counted)."
+        f"{m['changed']} of {m['drafts']} drafts. Where the target judged: {m['refined']} wrong drafts corrected, "
+        f"{m['worsened']} right drafts made wrong (counted)."
     )

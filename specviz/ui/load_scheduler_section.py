@@ -26,9 +26,7 @@ def one_step() -> None:
     first, second, third = st.columns(3)
     source = first.selectbox("Cost of a round", sources, key="step-cost")
     requests = second.slider("Requests running", 1, 256, 4, key="step-requests", **BOUND)
-    best = third.slider(
-        "Survival of the most confident request's drafts", 0.0, 1.0, 0.9, 0.01, key="step-survival", **BOUND
-    )
+    best = third.slider("Survival, most confident request", 0.0, 1.0, 0.9, 0.01, key="step-survival", **BOUND)
     rule = st.segmented_control(
         "Rule",
         ["stop at the first drop", "whole maximum"],
@@ -47,7 +45,7 @@ def one_step() -> None:
     chart(scheduler_chart.figure(shown, schedule), shown, "scheduler-step", key="step")
     st.markdown(
         "A candidate pays exactly if **a > Θ · (T(B+1) − T(B))**: the tokens that it is expected to add must exceed "
-        "those that the machine would have generated in the extra time. "
+        "those that the extra time would give. "
         f"Lengths: {', '.join(map(str, schedule.lengths[:32]))}{' …' if requests > 32 else ''}."
     )
 

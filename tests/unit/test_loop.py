@@ -10,11 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters.autoregressive import AutoregressiveDrafter, first_layers
 from specviz.drafters.ngram import NgramDrafter
+from specviz.engine import loop
 from specviz.engine.loop import Measurements, decode
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
 from specviz.sampling.rejection import warp
-from specviz.trace.records import Settings
+from specviz.trace.records import MAX_K, Settings
 
 PROMPTS = [[0, 1, 3], [0], [0, 2, 3, 0, 1, 4, 0], [5, 0, 1]]
 
@@ -91,6 +92,16 @@ def test_k_may_change_between_rounds_without_stale_caches(toy_target, toy_draft)
     _, rounds = run(toy_target, toy_draft, "itself", PROMPTS, sampled, choose_k=lambda row: cycle[row.rounds % 5])
     assert all(v.accepted == v.proposed for r in rounds for v in r.rows)
     assert {v.proposed for r in rounds for v in r.rows} >= {0, 1, 3, 5}
+
+
+def test_a_chosen_k_is_capped_at_max_k(toy_target, toy_draft, monkeypatch):
+    """`choose_k` may ask for more drafts than a Verdict may have; the limit is MAX_K, wherever that is set."""
+    assert MAX_K == loop.MAX_K
+    for limit in (MAX_K, 3):
+        monkeypatch.setattr(loop, "MAX_K", limit)
+        settings = Settings(k=1, max_new_tokens=60)
+        _, rounds = run(toy_target, toy_draft, "autoregressive", PROMPTS[:1], settings, choose_k=lambda row: 99)
+        assert max(v.proposed for r in rounds for v in r.rows) == limit
 
 
 def test_verifying_less_than_was_proposed_changes_no_greedy_text(toy_target, toy_draft):

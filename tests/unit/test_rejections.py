@@ -165,14 +165,14 @@ def test_bands_of_entropy_have_their_edges_on_the_right_side():
 def test_what_a_serial_pass_mended_is_counted_where_the_target_judged():
     """Guesses: one changed and right, one kept and wrong; what was dropped counts only as changed."""
     first = verdict((0, 1, 2), 1, 3, guess=1)  # 0: changed, right (mended); 1: kept, wrong; 2: changed, dropped
-    assert rejections.mending({("A", "d"): made(first)}) == {
+    assert rejections.refinement({("A", "d"): made(first)}) == {
         "kept_right": 0,
         "kept_wrong": 1,
-        "mended": 1,
-        "spoilt": 0,
+        "refined": 1,
+        "worsened": 0,
         "changed_wrong": 0,
         "drafts": 3,
         "changed": 2,
     }
-    spoilt = verdict((0,), 0, 1, guess=1)
-    assert rejections.mending({("A", "d"): made(spoilt)})["spoilt"] == 1
+    worsened = verdict((0,), 0, 1, guess=1)
+    assert rejections.refinement({("A", "d"): made(worsened)})["worsened"] == 1

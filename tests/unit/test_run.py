@@ -2,17 +2,20 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from specviz.drafters.ngram import NgramDrafter
+from specviz.engine import model_store
 from specviz.engine import run as runs
-from specviz.engine.model_store import ModelStore
+from specviz.engine.model_store import LoadedModel, ModelStore, storage_bytes
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.errors import MemoryBudgetError, PairError, SettingsError
 from specviz.loader.pairs import EMBEDDED, find_pair
+from specviz.models.weight_storage import Fp16Linear, Int8Linear
 from specviz.trace.files import dumps, loads
 from specviz.trace.records import Settings
 
@@ -213,6 +216,40 @@ def test_the_store_forgets_the_oldest_model_when_its_budget_is_spent(monkeypatch
     assert tight.open(toy.target, "cpu", "fp32") is first
     tight.open(toy.draft, "cpu", "fp32")
     assert tight.open(toy.target, "cpu", "fp32") is not first
+
+
+def packed_model(outputs: int) -> LoadedModel:
+    """A model whose parameters are tiny and whose packed weights [outputs, 64] are not."""
+    product = Int8Linear(torch.randn(outputs, 64))
+    model = SimpleNamespace(module=torch.nn.Embedding(1, 8), products=[(product, product.shape)])
+    return LoadedModel(model, None, "cpu", "fp32")
+
+
+def test_the_store_counts_parameters_and_packed_weights():
+    assert sorted(storage_bytes(packed_model(128).model).values()) == [8 * 4, 128 * 2, 128 * 64]
+    packed = Fp16Linear(torch.randn(128, 64))
+    model = SimpleNamespace(module=torch.nn.Embedding(1, 8), products=[(packed, packed.shape)])
+    assert sorted(storage_bytes(model).values()) == [8 * 4, 128 * 64 * 2]
+    linear = torch.nn.Linear(64, 32, bias=False)  # a product that is a layer of the module counts once
+    assert list(storage_bytes(SimpleNamespace(module=linear, products=[(linear, (32, 64))])).values()) == [32 * 64 * 4]
+
+
+def test_the_budget_is_spent_by_packed_weights(monkeypatch):
+    """Two models fit by their parameters (64 bytes); with their packed weights one must go."""
+    monkeypatch.setattr(model_store, "free_memory_bytes", lambda device: 1000)
+    for outputs, remaining in ((128, 1), (4, 2)):
+        some = ModelStore(budget_share=0.5)
+        for key in ("older", "newer"):
+            some._get((key, "cpu", "fp32"), lambda: packed_model(outputs))  # noqa: B023
+        assert len(some._models) == remaining
+
+
+def test_the_store_counts_shared_layers_once():
+    fresh, toy = ModelStore(), find_pair("toy")
+    target = fresh.open(toy.target, "cpu", "fp32")
+    alone = storage_bytes(target.model)
+    both = alone | storage_bytes(fresh.first_layers(target, toy.target, 1))
+    assert sum(both.values()) < 1.5 * sum(alone.values()) and sum(alone.values()) > 0
 
 
 # ------------------------------------------------------------------------------------------------- failure

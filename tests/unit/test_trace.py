@@ -15,13 +15,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from specviz.cli import main
+from specviz.cli import run_summary
+from specviz.cli import trace as trace_command
 from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.errors import SettingsError, TraceError
+from specviz.trace import files as trace_files
 from specviz.trace import metrics
-from specviz.trace import records as tracing
 from specviz.trace.codec import from_json, schema, to_json
 from specviz.trace.files import dumps, load, loads, save, write_atomically
 from specviz.trace.records import Settings, Trace
@@ -72,7 +73,7 @@ def test_the_round_trip_is_exact(trace, tmp_path, name):
 
 
 def test_a_large_trace_is_compressed_and_its_name_says_so(trace, tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "GZIP_FROM_BYTES", 1000)
+    monkeypatch.setattr(trace_files, "GZIP_FROM_BYTES", 1000)
     path = save(trace, tmp_path / "run.json")
     assert path.name == "run.json.gz" and load(path) == trace and len(path.read_bytes()) < len(dumps(trace)) / 2
 
@@ -179,7 +180,7 @@ def test_numbers_that_are_none_are_refused(trace, word):
 
 def test_a_gzip_bomb_is_refused_without_being_unpacked_whole(monkeypatch):
     """A few kilobytes that unpack to far more than is read: the rest is never unpacked."""
-    monkeypatch.setattr(tracing, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(trace_files, "MAX_BYTES", 2**20)
     bomb = gzip.compress(b" " * 2**26)
     assert len(bomb) < 2**17
     unpacked = []
@@ -189,7 +190,7 @@ def test_a_gzip_bomb_is_refused_without_being_unpacked_whole(monkeypatch):
 
 
 def test_a_huge_file_is_refused_and_not_read_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(tracing, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(trace_files, "MAX_BYTES", 2**20)
     with (tmp_path / "huge.json").open("wb") as file:
         file.truncate(2**33)
     with pytest.raises(TraceError, match="larger than 1 MiB"):
@@ -286,9 +287,9 @@ def test_whatever_loads_can_be_shown_and_measured(text):
         loaded += 1
         for row in range(len(changed.prompts)):
             json.dumps(frames.row_rounds(changed, row), allow_nan=False)
-            assert main._row(changed, row)
-        json.dumps([main.summary(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
-        assert main._head(changed)
+            assert trace_command._row(changed, row)
+        json.dumps([run_summary.as_json(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
+        assert trace_command._head(changed)
         dumps(changed)
     assert loaded > 20
 
@@ -310,9 +311,9 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
         class Full(io.FileIO):
             write = full
 
-        monkeypatch.setattr(tracing.os, "fdopen", lambda handle, mode: Full(handle, mode))
+        monkeypatch.setattr(trace_files.os, "fdopen", lambda handle, mode: Full(handle, mode))
     else:
-        monkeypatch.setattr(tracing.os, "fsync" if step == "flush to disk" else "replace", full)
+        monkeypatch.setattr(trace_files.os, "fsync" if step == "flush to disk" else "replace", full)
     with pytest.raises(OSError, match="No space left"):
         save(dataclasses.replace(trace, note="a newer one"), path)
     monkeypatch.undo()
@@ -330,7 +331,7 @@ def test_a_trace_loads_and_is_shown_without_torch(trace, tmp_path):
     program = (
         "import sys\n"
         "for name in ('torch', 'transformers', 'streamlit', 'numpy'): sys.modules[name] = None\n"
-        "from specviz.trace.records import load\n"
+        "from specviz.trace.files import load\n"
         "from specviz.cli.main import main\n"
         f"print(len(load({str(path)!r}).rounds))\n"
         f"sys.exit(main(['trace', 'show', {str(path)!r}]))\n"
