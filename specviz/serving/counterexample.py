@@ -1,8 +1,8 @@
 """The counterexample of the DSpark appendix: a scheduler that looks ahead changes the distribution.
 
 One request, two tokens, p = (0.7, 0.3), q = (0.5, 0.5). The first draft survives with probability 0.8; the second
-surely if the first draft was token 0, and never if it was token 1. Verifying one draft lowers
-throughput, verifying two raises it if both are likely. Looking ahead, a scheduler verifies the draft because it turned out to be token 0, and token 0 is
+surely if the first draft was token 0, and never if it was token 1. Verifying one draft lowers throughput, verifying two
+raises it if both are likely. A scheduler that looks ahead verifies the draft because it is token 0, and token 0 is then
 emitted too often. The trials use the engine's own judge and schedulers.
 """
 
