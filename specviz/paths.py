@@ -1,9 +1,11 @@
-"""Where files lie: the assets that ship, and the cache folder for fetched weights and measured facts."""
+"""Paths of shipped assets and of the cache folder, and the atomic write of a file."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from specviz.errors import SpecVizError
@@ -18,7 +20,7 @@ def home() -> Path:
     $SPECVIZ_HOME if set, otherwise `specviz` in the user's cache folder. Raises SpecVizError if it cannot
     be made or written to.
     """
-    folder = _wanted()
+    folder = _home_path()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         writable = os.access(folder, os.W_OK | os.X_OK)
@@ -35,7 +37,7 @@ def home() -> Path:
 
 
 def models() -> Path:
-    """The folder inside `home()` that holds converted weights, one folder a model; created on demand."""
+    """The folder inside `home()` for converted weights, one folder a model; created on demand."""
     folder = home() / "models"
     try:
         folder.mkdir(exist_ok=True)
@@ -44,7 +46,35 @@ def models() -> Path:
     return folder
 
 
-def _wanted() -> Path:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
+    """Write a file completely or not at all; missing parent folders are created.
+
+    `write` is called with the path of a temporary file beside `path` and fills it. The file is then flushed to disk and
+    renamed. If anything fails, `path` keeps its old content, and the temporary file is removed.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    os.close(handle)
+    temporary = Path(name)
+    try:
+        write(temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())  # temporary files are private; this one gets a new file's permissions
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    """The process's file mode mask. It can be read only by setting it."""
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def _home_path() -> Path:
     if chosen := os.environ.get("SPECVIZ_HOME", "").strip():
         return Path(chosen).expanduser().absolute()
     try:

@@ -141,6 +141,6 @@ def write_dflash(folder: Path, target) -> Path:
         encoding="utf-8",
     )
     torch.manual_seed(0)
-    net = published_net.ForeignNet(published_config.read(folder))
+    net = published_net.PublishedNet(published_config.read(folder))
     save_file(net.state_dict(), folder / "model.safetensors")
     return folder

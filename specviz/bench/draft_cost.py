@@ -19,7 +19,7 @@ from specviz.drafters.names import LOOKUP_FIRST, drafter_names
 from specviz.engine.prompts import PRESETS, TOY_PRESETS
 from specviz.errors import SettingsError, SpecVizError
 from specviz.loader.pairs import EMBEDDED, find_pair
-from specviz.trace.files import write_atomically
+from specviz.paths import write_atomically
 from specviz.trace.records import MAX_K
 from specviz.worker import Worker
 
@@ -56,7 +56,8 @@ class DraftCost:
 
 def save(cost: DraftCost, path: Path = FILE) -> None:
     """Write a measurement as JSON."""
-    write_atomically(path, (json.dumps(asdict(cost), indent=1) + "\n").encode())
+    text = json.dumps(asdict(cost), indent=1) + "\n"
+    write_atomically(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def load(path: Path = FILE) -> DraftCost | None:

@@ -231,7 +231,7 @@ def dispatch_seconds(model: CausalModel, context: int = 128, repeats: int = 15) 
     twin = Llama(small) if isinstance(model.module, Llama) else load_model.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 2**-7)
-    small_model = CausalModel(twin.to(model.device, model.embedding.dtype), four_bit=model.native_bits == 4)
+    small_model = CausalModel(twin.to(model.device, model.embedding.dtype), int4=model.native_bits == 4)
     return measure(small_model, [0], [1], context, repeats, prefill=False)[0].seconds
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from specviz.cli.options import Subparsers, add_pair
 from specviz.cli.progress import reporting
 from specviz.errors import SettingsError
+from specviz.paths import write_atomically
 from specviz.worker import Job
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _load_or_start(net: torch.nn.Module, work: Path, start: Callable[[], object]
         net.load_state_dict(torch.load(begin, weights_only=True))
     elif start is not None:
         print(json.dumps(start()), file=sys.stderr)
-        torch.save(net.state_dict(), begin)
+        write_atomically(begin, lambda file: torch.save(net.state_dict(), file))
 
 
 def _options(arguments: argparse.Namespace, work: Path, job: Job) -> _Options:

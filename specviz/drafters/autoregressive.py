@@ -1,4 +1,4 @@
-"""A small causal language model that drafts one token after the other: K passes for K tokens."""
+"""The autoregressive drafter: a small causal language model that drafts K tokens in K passes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from specviz.trace.records import MAX_K, Cost, Settings
 
 
 class AutoregressiveDrafter:
-    """Any causal model with the target's tokenizer. q is its own distribution, warped as the target's is."""
+    """Any causal model with the target's tokenizer. q is its distribution after the run's temperature, top-k, top-p."""
 
-    taps = ()
+    taps: tuple[int, ...] = ()
     max_k = MAX_K
     parallel = False
 
@@ -32,34 +32,34 @@ class AutoregressiveDrafter:
         label: str = "autoregressive: a small model drafts one token at a time",
         draft_ids: torch.Tensor | None = None,
     ):
-        """vocab_size: the target's. draft_ids: the target's tokens that the model's logits are of; without it they are
-        those of the target itself, and ids that only one of the two has are never proposed."""
+        """vocab_size: the target's. draft_ids: the target's token of each of the model's logits; None: token i is logit
+        i, and ids that only one of the two models has are never proposed."""
         self.model, self.settings = model, settings
         if draft_ids is None:
             draft_ids = torch.arange(min(vocab_size, model.vocab_size))
         self.vocabulary = DraftVocabulary(draft_ids.to(model.device), vocab_size)
         self.name, self.label, self.graphs = name, label, model.graphs
         self.max_positions = model.max_positions
-        """Tokens of a text that it can read; it drafts nothing beyond them. None: no limit is known."""
+        """Positions of the model; it drafts no further. None: no limit is known."""
         self._cache = model.new_cache()
         self._texts: dict[int, list[int]] = {}
         """Committed tokens of each row, the anchor included. The cache holds the first of them and, past them all,
         drafts."""
         self._drafts: dict[int, tuple[list, int]] = {}
-        """The tokens of the last proposal for each row: a list of rows, and which of them it is."""
+        """The last proposal's tokens (a list over rows), and the row's index in it."""
 
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._cache.add(row, capacity)
         self._texts[row] = list(prompt)
         if 1 < len(prompt) <= self._limit:
-            self.model.forward(self._cache, [row], [self._known(prompt[:-1])], logits=False)
+            self.model.forward(self._cache, [row], [self._readable(prompt[:-1])], logits=False)
 
     @property
     def _limit(self) -> int:
         return self.max_positions or 2**62
 
     def propose(self, requests: Sequence[Request]) -> Proposal:
-        """K drafts for each row, fewer or none where the drafter's own context ends."""
+        """K drafts for each row, fewer or none at the end of the drafter's own context."""
         room = [min(r.k, self._limit - len(self._texts[r.row]) + 1) for r in requests]
         drafted = [i for i, k in enumerate(room) if k > 0]
         active = [replace(requests[i], k=room[i], uniforms=requests[i].uniforms[: room[i]]) for i in drafted]
@@ -83,7 +83,9 @@ class AutoregressiveDrafter:
         device = self.model.device
         drawn: list[list[tuple[torch.Tensor, ...]]] = [[] for _ in requests]
         # The first pass also catches up on tokens never forwarded: the last draft, if all were accepted.
-        feed = {i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests)}
+        feed: dict[int, list[int] | torch.Tensor] = {
+            i: self._texts[r.row][self._cache.lengths[r.row] :] for i, r in enumerate(requests)
+        }
         uniforms = to_device([u for r in requests for u in r.uniforms], device, torch.float64)
         starts = offsets([len(r.uniforms) for r in requests])
         forwarded, flops, moved = 0, 0, 0
@@ -91,7 +93,9 @@ class AutoregressiveDrafter:
         while feed:
             rows = [requests[i].row for i in feed]
             contexts = [self._cache.lengths[row] for row in rows]
-            out = self.model.forward(self._cache, rows, list(map(self._known, feed.values())), logits=[1] * len(rows))
+            out = self.model.forward(
+                self._cache, rows, list(map(self._readable, feed.values())), logits=[1] * len(rows)
+            )
             cost = pass_cost(self.model.shape, [len(t) for t in feed.values()], contexts, len(rows))
             forwarded, flops, moved = forwarded + sum(map(len, feed.values())), flops + cost.flops, moved + cost.bytes
             raw = out.packed[index_of(out.starts, device)][:, : len(self.vocabulary)]
@@ -104,27 +108,27 @@ class AutoregressiveDrafter:
         columns = [[torch.cat(part) for part in zip(*of_row)] for of_row in drawn]
         drafts = [tokens for tokens, *_ in columns]
         self._drafts = {r.row: (drafts, i) for i, r in enumerate(requests)}
-        q = [self.vocabulary.probs(tokens, *(drawn_from or [None])) for tokens, _, *drawn_from in columns]
+        q = [self.vocabulary.probs(tokens, drawn_from[0] if drawn_from else None) for tokens, _, *drawn_from in columns]
         return Proposal(
             drafts, q, [self.vocabulary.spread_logits(raw) for _, raw, *_ in columns], forwarded, Cost(flops, moved)
         )
 
-    def _known(self, tokens: Sequence[int] | torch.Tensor) -> Sequence[int] | torch.Tensor:
-        """Tokens as the drafter can read them: a padding id that only the target has is read as token 0. That can
-        cost acceptance and nothing else, since q is what the drafter says after it. It drafts none of them."""
+    def _readable(self, tokens: Sequence[int] | torch.Tensor) -> Sequence[int] | torch.Tensor:
+        """The tokens with ids that only the target has replaced by 0. This can only cost acceptance, since q is the
+        distribution after the replacement. Such ids are never drafted."""
         size = self.model.embedding.shape[0]
         return tokens if isinstance(tokens, torch.Tensor) else [token if token < size else 0 for token in tokens]
 
     def commit(self, row: int, emitted: Sequence[int], taps: torch.Tensor | None) -> None:
-        text, held = self._texts[row], self._cache.lengths[row]
+        text, cached = self._texts[row], self._cache.lengths[row]
         before = len(text)
         text += emitted
-        # Keep of the cache what the verdict confirmed; the new anchor itself is never in it.
-        last = min(held, len(text) - 1)
+        # Roll the cache back to what was accepted; the new anchor is never in it.
+        last = min(cached, len(text) - 1)
         agreed = min(before, last)
         if agreed < last:
             drafts, i = self._drafts[row]
-            # numbers by now, unless somebody else than the decoding loop asked for them
+            # lists by now (Proposal.settle), unless the caller was not the decoding loop
             proposed = drafts[i] if isinstance(drafts[i], list) else to_host(drafts[i])[0]
             while agreed < last and proposed[agreed - before] == text[agreed]:
                 agreed += 1
@@ -137,7 +141,7 @@ class AutoregressiveDrafter:
 
 
 def first_layers(target: CausalModel, model: CausalModel, settings: Settings) -> AutoregressiveDrafter:
-    """The target's own first layers as drafter; `model` is `target.first` of so many, shared between runs."""
+    """The target's first layers as drafter; `model` is `target.first(n)`, shared between runs."""
     return AutoregressiveDrafter(
         model,
         target.vocab_size,

@@ -1,4 +1,4 @@
-"""A block drafter's rounds on a GPU as CUDA graphs: new context, block pass, head and serial head in one launch.
+"""CUDA graphs of a block drafter's rounds: new context, block pass, head and serial head in one launch.
 
 Sizes are rounded up as in models/graphs.py. Padding writes to a cache slot that belongs to no row, and its results are
 not read.
@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import NamedTuple
 
 import torch
 
 from specviz.drafters.block_indices import BlockIndices, Padding
 from specviz.drafters.draft_vocabulary import DraftVocabulary
 from specviz.drafters.fused_block import FusedBlock
-from specviz.drafters.slots import Drafted
+from specviz.drafters.slots import BlockInputs, BlockOutput, Drafted
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.graphs import (
     ROWS,
     TOKENS,
     GraphCache,
-    Recorder,
     Recordings,
     Store,
     bucket,
@@ -30,12 +30,30 @@ from specviz.models.graphs import (
     last_position,
     store_attention,
 )
+from specviz.models.recorder import Recorder
 from specviz.sampling.transfer import to_device
 from specviz.trace.records import Settings
 
+Choose = Callable[[FusedBlock, DraftVocabulary, Settings, BlockOutput], Drafted]
+"""The signature of parallel.choose_slots and hybrid.refine_slots."""
+
+
+class _Sizes(NamedTuple):
+    """Sizes of a padded round, which its graph is recorded for."""
+
+    rows: int
+    context: int
+    """New context tokens per row"""
+    slots: int
+    """Block slots per row"""
+    columns: int
+    """Cache columns that are read"""
+    gather: bool
+    """As `graphs.gathered` returns it"""
+
 
 class BlockGraphs(Recordings):
-    """The graphs of a FusedBlock."""
+    """CUDA graphs of a FusedBlock."""
 
     def __init__(self, fused: FusedBlock, device: torch.device, longest: int, recorder: Recorder | None = None):
         c = fused.config
@@ -43,110 +61,119 @@ class BlockGraphs(Recordings):
         self.fused = fused
 
     def draft(
-        self,
-        cache: RaggedCache,
-        rows: Sequence[int],
-        taps: Sequence[torch.Tensor | None],
-        last_states: Sequence[torch.Tensor],
-        texts: Sequence[Sequence[int]],
-        uniforms: Sequence[float],
-        counts: Sequence[int],
-        vocabulary: DraftVocabulary,
-        settings: Settings,
-        choose: Callable[..., Drafted],
+        self, cache: RaggedCache, inputs: BlockInputs, vocabulary: DraftVocabulary, settings: Settings, choose: Choose
     ) -> tuple[Drafted, list[int], list[torch.Tensor]] | None:
-        """Append the rows' pending taps [n, taps * D] (or None) to their context and draft counts[i] slots for rows[i].
-
-        last_states: [D] each, of the last context token before. texts: of each row the token before its anchor, and
-        the anchor; uniforms [sum of counts]; choose: picks tokens from the block's states. Returns the drafts, where
-        each row's slots begin in them, and the rows' new last states; or None if the round must run eagerly.
-        """
-        c, fresh = self.fused.config, [0 if t is None else len(t) for t in taps]
-        most_rows, most_fresh = bucket(len(rows), ROWS), bucket(max(fresh), (0, *TOKENS))
-        most_slots = bucket(max(counts), TOKENS)
-        if self.reason or not isinstance(cache, GraphCache) or None in (most_rows, most_fresh, most_slots):
+        """One round as FusedBlock.draft, with the choice of tokens by `choose`. Returns the drafts, the index of each
+        row's first slot in them, and the rows' new last states; or None if the round must run eagerly."""
+        rows, counts = inputs.rows, inputs.counts
+        context = [0 if t is None else len(t) for t in inputs.taps]
+        lengths = [cache.lengths[row] for row in rows]
+        extended = [length + n for length, n in zip(lengths, context)]
+        sizes = self._sizes(cache, inputs, context, extended)
+        if sizes is None or not isinstance(cache, GraphCache):
             self.eager += 1
             return None
-        most_slots = min(most_slots, c.block)
         store, slots = cache.store, [cache.slot(row) for row in rows]
-        lengths = [cache.lengths[row] for row in rows]
-        extended = [length + n for length, n in zip(lengths, fresh)]
-        cache.check(extended, counts)
-        columns = columns_bucket(max(length + n for length, n in zip(extended, counts)), store.capacity)
-        sizes = (most_rows, most_fresh, most_slots, columns, gathered(slots, most_rows, store))
-        inputs = [
-            to_device(_indices(sizes, slots, store.slots, lengths, fresh, counts, texts), self.device),
-            to_device(_padded(uniforms, counts, most_rows, most_slots), self.device, torch.float64),
-            torch.stack([*last_states, *last_states[:1] * (most_rows - len(rows))]),
+        uniforms = _padded(inputs.uniforms, counts, sizes.rows, sizes.slots)
+        tensors = [
+            to_device(_indices(sizes, slots, store.slots, lengths, context, inputs), self.device),
+            to_device(uniforms, self.device, torch.float64),
+            torch.stack([*inputs.last_states, *list(inputs.last_states[:1]) * (sizes.rows - len(rows))]),
+            *self._padded_taps(inputs, sizes),
         ]
-        if most_fresh:
-            pending = inputs[-1].new_zeros(most_rows * most_fresh, len(c.taps) * c.hidden_size)
-            for i, of_row in enumerate(taps):
-                if of_row is not None:
-                    pending[i * most_fresh : i * most_fresh + len(of_row)] = of_row
-            inputs.append(pending)
-        key = (*sizes, choose, settings.temperature, settings.top_k, settings.top_p)
+
+        def chooser(block: BlockOutput) -> Drafted:
+            return choose(self.fused, vocabulary, settings, block)
+
         found = self.launch(
             store,
-            key,
-            inputs,
-            lambda *given: self._pass(store, sizes, vocabulary, settings, choose, *given),
-            8 * most_rows * most_slots * len(vocabulary),
+            (*sizes, choose, settings.temperature, settings.top_k, settings.top_p),
+            tensors,
+            lambda *given: self._pass(store, sizes, chooser, *given),
+            8 * sizes.rows * sizes.slots * len(vocabulary),
         )
         if found is None:
             return None
         for row, length in zip(rows, extended):
             cache.lengths[row] = length
-        # copies: the next launch writes its results to the same place
-        kept = {name: t[: len(rows) if name == "last" else len(rows) * most_slots].clone() for name, t in found.items()}
+        # copies: the next launch writes its results to the same memory
+        drafts = len(rows) * sizes.slots
+        kept = {name: t[: len(rows) if name == "last" else drafts].clone() for name, t in found.items()}
         last = list(kept.pop("last"))
-        return Drafted(**kept), [most_slots * i for i in range(len(rows))], last
+        return Drafted(**kept), [sizes.slots * i for i in range(len(rows))], last
+
+    def _sizes(
+        self, cache: RaggedCache, inputs: BlockInputs, context: Sequence[int], extended: Sequence[int]
+    ) -> _Sizes | None:
+        """The sizes that a round is padded to; None if it must run eagerly. context: new tokens of each row; extended:
+        the rows' lengths with them. Raises ValueError if a row would outgrow its capacity."""
+        rows, fresh = bucket(len(inputs.rows), ROWS), bucket(max(context), (0, *TOKENS))
+        slots = bucket(max(inputs.counts), TOKENS)
+        if self.reason or not isinstance(cache, GraphCache) or rows is None or fresh is None or slots is None:
+            return None
+        cache.check(extended, inputs.counts)
+        store = cache.store
+        longest = max(length + n for length, n in zip(extended, inputs.counts))
+        columns = columns_bucket(longest, store.capacity)
+        gather = gathered([cache.slot(row) for row in inputs.rows], rows, store)
+        return _Sizes(rows, fresh, min(slots, self.fused.config.block), columns, gather)
+
+    def _padded_taps(self, inputs: BlockInputs, sizes: _Sizes) -> list[torch.Tensor]:
+        """The rows' taps as one tensor [rows * context, taps * D]; nothing where no row has new context."""
+        if not sizes.context:
+            return []
+        c = self.fused.config
+        padded = inputs.last_states[0].new_zeros(sizes.rows * sizes.context, len(c.taps) * c.hidden_size)
+        for i, taps in enumerate(inputs.taps):
+            if taps is not None:
+                padded[i * sizes.context : i * sizes.context + len(taps)] = taps
+        return [padded]
 
     def _pass(
         self,
         store: Store,
-        sizes: tuple,
-        vocabulary: DraftVocabulary,
-        settings: Settings,
-        choose: Callable[..., Drafted],
+        sizes: _Sizes,
+        choose: Callable[[BlockOutput], Drafted],
         indices: torch.Tensor,
         uniforms: torch.Tensor,
         last: torch.Tensor,
         taps: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """One padded round from its inputs alone: the fields of a Drafted of R * K slots, and last states [R, D]."""
-        rows, fresh, slots, columns, gather = sizes
+        rows, fresh, slots = sizes.rows, sizes.context, sizes.slots
         positions, written, ends, at, to, seen, texts, read = indices.split(
             [rows * n for n in (fresh, fresh, 1, slots, slots, slots, 2, 1)]
         )
-        if fresh:
+        if taps is not None:
             states, keys, values = self.fused.context_of(taps, positions, self.longest)
             for kept, new in ((store.keys, keys), (store.values, values)):
                 for layer, of_layer in zip(kept, new):
                     layer[written, :, positions] = of_layer
             last = torch.where((ends >= 0)[:, None], states[ends.clamp(min=0)], last)
-        texts = texts.view(rows, 2)
-        attend = store_attention(store, columns, at, to, seen, read, gather, self.fused.config.heads // self.kv_heads)
-        x = self.fused.block(texts[:, 1], last, [slots] * rows, at, self.longest, attend)
-        drafted = choose(self.fused, vocabulary, settings, x, self.fused.head(x), texts, uniforms, [slots] * rows)
+        texts, counts = texts.view(rows, 2), [slots] * rows
+        shared = self.fused.config.heads // self.kv_heads
+        attend = store_attention(store, sizes.columns, at, to, seen, read, sizes.gather, shared)
+        x = self.fused.block(texts[:, 1], last, counts, at, self.longest, attend)
+        drafted = choose(
+            BlockOutput(states=x, logits=self.fused.head(x), texts=texts, uniforms=uniforms, counts=counts)
+        )
         found = {f.name: t for f in fields(drafted) if (t := getattr(drafted, f.name)) is not None}
         return {**found, "last": last}
 
 
 def _indices(
-    sizes: tuple,
+    sizes: _Sizes,
     slots: Sequence[int],
     unused_slot: int,
     lengths: Sequence[int],
-    fresh: Sequence[int],
-    counts: Sequence[int],
-    texts: Sequence[Sequence[int]],
+    context: Sequence[int],
+    inputs: BlockInputs,
 ) -> list[int]:
     """All integers of a pass in one list: BlockIndices padded to `sizes`, then texts [R * 2], then the cache slots that
     are read [R]."""
-    rows, most_fresh, most_slots, _, _ = sizes
-    made = BlockIndices.of(slots, lengths, fresh, counts, Padding(rows, most_fresh, most_slots, unused_slot))
-    missing = rows - len(slots)
+    padding = Padding(sizes.rows, sizes.context, sizes.slots, unused_slot)
+    made = BlockIndices.of(slots, lengths, context, inputs.counts, padding)
+    missing = sizes.rows - len(slots)
     return [
         *made.context_positions,
         *made.context_slots,
@@ -154,7 +181,7 @@ def _indices(
         *made.positions,
         *made.slots,
         *made.last_seen,
-        *(token for text in texts for token in text),
+        *(token for text in inputs.texts for token in text),
         *[0] * (2 * missing),
         *slots,
         *[unused_slot] * missing,

@@ -1,4 +1,4 @@
-"""The integers of a block drafter's round over rows of different lengths: where each token is read and written."""
+"""Indices of a block drafter's round over rows of different lengths: cache slots and positions of each token."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A block drafter's weights in the layout of its fast forms: fused operators, kernels.c, CUDA graphs.
+"""A block drafter's weights, merged and packed for drafting by fused operators, kernels.c or CUDA graphs.
 
 Matrices with the same input are one product, and the context's keys and values are computed for all layers at once.
-Where there is a kernel for them weights are rounded to 4 bits (models/packed.py), the head's to 8; otherwise they are
-stored in bfloat16 where that is faster. Drafts are drawn from the distributions of exactly these products.
+Where kernels.c has kernels for them, weights are rounded to 4 bits (kernels/packed.py), the head's to 8; otherwise they
+are stored in bfloat16 where that is faster. Drafts are drawn from the distributions of exactly these products.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import nn
 
+from specviz.drafters.block_net import BlockNet, SerialHead, rope_tables
 from specviz.hardware.costs import ModelShape
 from specviz.kernels.packed import PackedLinear
 from specviz.models.causal import CausalModel
@@ -28,10 +28,10 @@ class SerialWeights:
     """The weights of a SerialHead, split by input: the states' part is computed for all slots at once."""
 
     eps: float
-    of_state: Product
-    """[D + inner, D]: to the refined state's sum, and to the inner layer."""
-    of_tokens: Product
-    """[D + inner, 2 D]: the same, from the embeddings of the two tokens before."""
+    from_state: Product
+    """[D + inner, D]: the state's part of the refined state and of the inner layer"""
+    from_tokens: Product
+    """[D + inner, 2 D]: the part of the embeddings of the two tokens before"""
     bias: torch.Tensor
     """[D + inner]"""
     outer: Product
@@ -45,13 +45,13 @@ class SerialWeights:
     """[block]"""
 
     @classmethod
-    def of(cls, serial: nn.Module, product: Callable[[torch.Tensor], Product]) -> SerialWeights:
-        """serial: a SerialHead; product: makes a linear layer of a weight [out, in]."""
+    def of(cls, serial: SerialHead, product: Callable[[torch.Tensor], Product]) -> SerialWeights:
+        """product: builds a linear layer from a weight [out, in]."""
         size, inner = serial.state.weight.shape[0], serial.inner.weight
         return cls(
             eps=serial.norm.eps,
-            of_state=product(torch.cat([serial.state.weight, inner[:, 2 * size :]])),
-            of_tokens=product(torch.cat([serial.direct.weight, inner[:, : 2 * size]])),
+            from_state=product(torch.cat([serial.state.weight, inner[:, 2 * size :]])),
+            from_tokens=product(torch.cat([serial.direct.weight, inner[:, : 2 * size]])),
             bias=torch.cat([torch.zeros_like(serial.state.weight[:, 0]), serial.inner.bias]),
             outer=product(serial.outer.weight),
             gain=serial.norm.weight,
@@ -64,8 +64,7 @@ class SerialWeights:
 class BlockWeights:
     """The weights of a BlockNet, and its target's embedding and head."""
 
-    def __init__(self, net: nn.Module, target: CausalModel):
-        """net: a BlockNet."""
+    def __init__(self, net: BlockNet, target: CausalModel):
         c = self.config = net.config
         matrices = [p for p in net.parameters() if p.ndim == 2]
         size = sum(p.nbytes for p in matrices)
@@ -94,26 +93,26 @@ class BlockWeights:
         )
         """[layers * 2 kv_heads d, D]: keys and values of every layer, the gain of its norm included"""
         self.serial = SerialWeights.of(net.serial, product) if c.serial else None
-        self.rotary = RotaryTables(lambda positions: tuple(torch.cat([t, t], -1) for t in net.rope(positions)))
+        self.rotary = RotaryTables(lambda positions: _doubled(*rope_tables(positions, c.head_dim, c.rope_theta)))
         extra = net.anchor_in.weight.numel() + net.mask_in.weight.numel() + net.masks.numel()
         self.weight_bytes: float = self.layers.products[0].weight_bytes
         """Bytes of one weight of a layer."""
         self.shape = ModelShape(
-            "block drafter",
-            c.layers,
-            c.hidden_size,
-            c.heads,
-            c.kv_heads,
-            c.head_dim,
-            c.ffn,
-            len(net.draft_ids),
+            name="block drafter",
+            layers=c.layers,
+            hidden=c.hidden_size,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            ffn=c.ffn,
+            vocab=len(net.draft_ids),
             weight_bytes=self.weight_bytes,
             head_bytes=self.head.weight_bytes,
             small_weights=extra,
         )
-        """What `costs` counts a block pass as: its layers, and a head of the draft vocabulary."""
+        """For the cost of a block pass: its layers, and a head of the draft vocabulary."""
 
-    def _layers(self, net: nn.Module, product: Callable[[torch.Tensor], Product]) -> NativeLayers | FusedLayers:
+    def _layers(self, net: BlockNet, product: Callable[[torch.Tensor], Product]) -> NativeLayers | FusedLayers:
         c = self.config
         norms = [(layer.input_norm.weight, layer.post_norm.weight) for layer in net.layers]
         weights = [
@@ -127,5 +126,10 @@ class BlockWeights:
         ]
         if self.packed:
             return NativeLayers(norms, weights, c.rms_eps, c.kv_heads, c.head_dim, 4, nearest=True)
-        layers = [FusedLayer(gains, map(product, of), c.rms_eps) for gains, of in zip(norms, weights)]
+        layers = [FusedLayer(gains, [product(weight) for weight in of], c.rms_eps) for gains, of in zip(norms, weights)]
         return FusedLayers(layers, c.kv_heads, c.head_dim)
+
+
+def _doubled(cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """RoPE tables [..., d / 2] -> [..., d], each half like the other."""
+    return torch.cat([cos, cos], -1), torch.cat([sin, sin], -1)

@@ -1,4 +1,4 @@
-"""Files of trained drafters: a folder with config.json and model.safetensors. Knows no training.
+"""Checkpoints of trained drafters: a folder with config.json and model.safetensors.
 
 Weight matrices are stored as int8 with one scale per output row (a quarter of float32; less than a hundredth of
 each row's own size is lost), everything else as float16. What is the target's own, embedding and head, is not
@@ -10,19 +10,28 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import nn
 
-from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.errors import FetchError
 from specviz.loader.finite_weights import check_weights
-from specviz.paths import ASSETS
+from specviz.paths import ASSETS, write_atomically
+
+
+class TrainedNet(Protocol):
+    """A net that `save` writes."""
+
+    config: BlockConfig
+
+    def state_dict(self) -> dict[str, torch.Tensor]: ...
+
 
 FOLDER = ASSETS / "drafters"
-"""Where the shipped drafters lie."""
+"""Folder of the shipped drafters."""
 FORMAT = "specviz-drafter-1"
 
 
@@ -52,18 +61,19 @@ def restored(stored: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return out
 
 
-def save(folder: Path, kind: str, net: nn.Module, about: dict) -> Path:
+def save(folder: Path, kind: str, net: TrainedNet, about: dict) -> Path:
     """Write a net's folder. kind: autoregressive, parallel or hybrid; about: JSON values for config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
     weights = net.state_dict()
     if kind == "parallel":
         weights = {k: v for k, v in weights.items() if not k.startswith("serial.")}
     config = dataclasses.asdict(net.config)
     if kind == "parallel":
         config["serial"] = 0
-    save_file(quantized(weights), folder / "model.safetensors", metadata={"format": FORMAT})
-    text = json.dumps({"format": FORMAT, "kind": kind, "shape": config, **about}, indent=1)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    write_atomically(
+        folder / "model.safetensors", lambda file: save_file(quantized(weights), file, metadata={"format": FORMAT})
+    )
+    text = json.dumps({"format": FORMAT, "kind": kind, "shape": config, **about}, indent=1) + "\n"
+    write_atomically(folder / "config.json", lambda file: file.write_text(text, encoding="utf-8"))
     return folder
 
 

@@ -1,5 +1,6 @@
-"""A drafter's vocabulary within its target's: drawing happens on the few thousand tokens that can be drafted, and q is
-spread over all of the target's tokens only where it is looked at. Knows no drafter.
+"""The draft vocabulary: the subset of the target's tokens that a drafter proposes.
+
+Tokens are drawn within the subset; q over the target's whole vocabulary is computed only where it is read.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ class DraftVocabulary:
         self, logits: torch.Tensor, settings: Settings, uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Draw one token from each row of logits [N, Vd] by its uniform [N], after temperature, top-k and top-p; the
-        likeliest at temperature 0, without a draw. Returns the target's token ids [N] and what they were drawn from
-        [N, Vd] in float64, None without a draw; nobody waits for the device."""
+        likeliest at temperature 0, without a draw. Returns the target's token ids [N] and the distributions
+        that they were drawn from [N, Vd] in float64, None without a draw. Does not synchronize."""
         if settings.temperature == 0:
             return self.likeliest(logits), None
         drawn_from = warp(logits, settings.temperature, settings.top_k, settings.top_p)

@@ -1,5 +1,4 @@
-"""How a run gets a drafter whose weights lie in a folder: one of the trained ones in assets/drafters, one that was
-trained here, or a published DFlash or DSpark one. Knows no loop and no page."""
+"""Opens drafters whose weights are in a folder: shipped, trained here, or published (DFlash, DSpark)."""
 
 from __future__ import annotations
 
@@ -19,10 +18,10 @@ from specviz.trace.records import Settings
 
 
 def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callable[[Settings], Drafter]:
-    """Load a drafter's weights once; each run then makes its own drafter of them with its settings.
+    """Load a drafter's weights once, and return a function that builds a drafter for a run's settings.
 
     name: hybrid, parallel or autoregressive for the shipped weights, or the path of a folder (which `folder` may also
-    give), whose config.json says what it is. Raises FetchError if there is no such drafter or its files are no good,
+    give), whose config.json says what it is. Raises FetchError if there is no such drafter or its files are damaged,
     and PairError if it was made for another target.
     """
     folder = folder or trained().get(name)
@@ -37,20 +36,20 @@ def opener(name: str, target: CausalModel, folder: Path | None = None) -> Callab
     if kind is None:
         from specviz.drafters import published, published_net  # with transformers' modelling code: seconds
 
-        foreign_net = published_net.load_net(folder, target)
-        return lambda settings: published.ForeignDrafter(foreign_net, target, settings)
+        published_weights = published_net.load_net(folder, target)
+        return lambda settings: published.PublishedDrafter(published_weights, target, settings)
     if kind == "autoregressive":
         module, draft_ids = load_module(folder, target)
-        model = CausalModel(module, narrow=True)
+        model = CausalModel(module, quantize=True)
         return lambda settings: TrainedAutoregressiveDrafter(model, draft_ids, target, settings)
     net = checkpoints.load_block_net(folder).to(target.device)
     drafter = HybridDrafter if kind == "hybrid" else ParallelDrafter
-    drafter(net, target, Settings())  # does it fit?
+    drafter(net, target, Settings())  # raises PairError if it does not fit
     return lambda settings: drafter(net, target, settings)
 
 
 def stamp(name: str) -> int:
-    """Changes when the weights in a folder are written anew; 0 for the shipped drafters."""
+    """A number that changes when the weights in a folder are rewritten; 0 for the shipped drafters."""
     folder = Path(name).expanduser()
     if name in trained() or not folder.is_dir():
         return 0
@@ -58,10 +57,10 @@ def stamp(name: str) -> int:
 
 
 def _kind(folder: Path) -> str | None:
-    """What the folder's config.json says that it holds, if it also says that SpecViz wrote it; else None."""
+    """The drafter's kind in a config.json that SpecViz wrote; None for any other."""
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # the other reader says what is wrong
+        return None  # published_config.read reports what is wrong
     ours = isinstance(about, dict) and about.get("format") == checkpoints.FORMAT
     return str(about.get("kind")) if ours else None

@@ -1,4 +1,4 @@
-"""A block drafter's passes as few fused operators or one call of kernels.c: BlockNet in a third of the time.
+"""The block drafter's forward pass for drafting: fused operators or one call of kernels.c, a third of BlockNet's time.
 
 Used for drafting; training uses BlockNet itself.
 """
@@ -8,59 +8,45 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from torch.nn import functional
 
+from specviz.drafters.block_net import BlockNet
 from specviz.drafters.block_weights import BlockWeights, SerialWeights
 from specviz.drafters.native_block import NativeBlock, NativeSerial
+from specviz.drafters.slots import BlockInputs
 from specviz.models.attention import Attend, PackedAttention, apply_rope
 from specviz.models.cache import RaggedCache
 from specviz.models.causal import CausalModel
 from specviz.models.fused import norm
-from specviz.models.graphs import Recordings
 from specviz.sampling.transfer import to_device
 
 
 class FusedBlock:
-    """The passes of a BlockNet. Shared by the runs; stateless."""
+    """The forward passes of a BlockNet. Stateless, shared by the runs; caches belong to a run."""
 
-    def __init__(self, net: nn.Module, target: CausalModel):
-        """net: a BlockNet."""
+    def __init__(self, net: BlockNet, target: CausalModel):
         weights = self.weights = BlockWeights(net, target)
         self.config, self.eps, self.head = weights.config, weights.config.rms_eps, weights.head
         self.shape, self.weight_bytes = weights.shape, weights.weight_bytes
         self.serial = None if weights.serial is None else FusedSerial(weights.serial, weights.embedding)
-        self.graphs: Recordings | None = None
-        """CUDA graphs of its passes, where the drafter has set them."""
         self._native = NativeBlock(weights) if weights.packed else None
         self._native_serial = NativeSerial(weights) if weights.packed and self.serial else None
 
     def new_cache(self) -> RaggedCache:
         """An empty cache for the keys and values of one run's contexts."""
-        if self.graphs is not None:
-            return self.graphs.new_cache()
         return RaggedCache(self.config.layers, self.weights.masks.device, torch.float32)
 
-    def draft(
-        self,
-        cache: RaggedCache,
-        rows: Sequence[int],
-        taps: Sequence[torch.Tensor | None],
-        last_states: Sequence[torch.Tensor],
-        anchors: Sequence[int],
-        counts: Sequence[int],
-    ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-        """One round: append the rows' new context tokens, given by their taps [n_r, len(taps) * D] or None, then run a
-        block of counts[r] slots for each. Returns final-normed states [sum of counts, D], logits [sum of counts, Vd],
-        and the state [D] of each row's last context token, which was last_states[r] before."""
+    def draft(self, cache: RaggedCache, inputs: BlockInputs) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
+        """One round: append the rows' new context tokens, given by their taps, then run a block of counts[r] slots for
+        each. Returns final-normed states [sum of counts, D], logits [sum of counts, Vd], and the state [D] of each
+        row's last context token."""
         if self._native is not None:
-            return self._native.draft(cache, rows, taps, last_states, anchors, counts)
-        last = dict(zip(rows, last_states))
-        if fresh := [(row, t) for row, t in zip(rows, taps) if t is not None]:
-            new, new_taps = zip(*fresh)
-            last |= zip(new, self.add_context(cache, new, new_taps))
-        anchors = to_device(anchors, self.weights.masks.device)
-        states = self.states(cache, rows, anchors, torch.stack(list(last.values())), counts)
+            return self._native.draft(cache, inputs)
+        last = dict(zip(inputs.rows, inputs.last_states))
+        if new := {row: taps for row, taps in zip(inputs.rows, inputs.taps) if taps is not None}:
+            last |= zip(new, self.add_context(cache, list(new), list(new.values())))
+        anchors = to_device(inputs.anchors, self.weights.masks.device)
+        states = self.states(cache, inputs.rows, anchors, torch.stack(list(last.values())), inputs.counts)
         return states, self.head(states), list(last.values())
 
     def add_context(self, cache: RaggedCache, rows: Sequence[int], taps: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -129,12 +115,14 @@ class FusedBlock:
         result [N, D + inner] and the two tokens [N] before each slot."""
         if self._native_serial is not None:
             return self._native_serial.refine(prepared, previous, before)
+        if self.serial is None:
+            raise ValueError("this drafter has no serial head")
         states = self.serial.refine(prepared, previous, before)
         return states, self.head(states)
 
 
 class FusedSerial:
-    """SerialHead in two parts: what depends on the states alone is computed for all slots at once."""
+    """SerialHead in two parts: the part that depends on the states alone is computed for all slots at once."""
 
     def __init__(self, weights: SerialWeights, embedding: torch.Tensor):
         """embedding [V, D]: the target's."""
@@ -142,13 +130,13 @@ class FusedSerial:
 
     def prepare(self, states: torch.Tensor) -> torch.Tensor:
         """The states' part [N, D + inner] of `refine`, from final-normed states [N, D]."""
-        return self._weights.of_state(norm(states, None, self._weights.eps)) + self._weights.bias
+        return self._weights.from_state(norm(states, None, self._weights.eps)) + self._weights.bias
 
     def refine(self, prepared: torch.Tensor, previous: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
         """Refined, normed states [N, D] from `prepare`'s result and the two tokens [N] before each slot."""
         weights = self._weights
         tokens = _embedded(self._embedding, torch.stack([previous, before], 1), weights.eps)
-        sums = prepared + weights.of_tokens(tokens.flatten(1))
+        sums = prepared + weights.from_tokens(tokens.flatten(1))
         size = len(weights.gain)
         state, inner = sums[:, :size], sums[:, size:]
         return norm(state + weights.outer(functional.silu(inner)), weights.gain, weights.eps)

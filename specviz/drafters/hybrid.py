@@ -1,9 +1,9 @@
 """The hybrid drafter (after DSpark, arXiv 2607.05147): a parallel pass, then a small serial pass that refines it.
 
-The first stage is the parallel drafter's block pass. The second walks the slots from left to right: from the second
-on, each slot's state is refined with the two tokens just before it, and its token is drawn from the refined logits, so
-q is the exact distribution that the token came from. A confidence per slot estimates the chance that the draft
-survives, given that all before it did. Knows no training.
+The first stage is the parallel drafter's block pass. The second stage goes through the slots from left to right: from
+the second on, each slot's state is refined with the two tokens just before it, and its token is drawn from the refined
+logits, so q is the exact distribution that the token came from. A confidence per slot estimates the chance that the
+draft survives, given that all before it did.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import torch
 
 from specviz.drafters.base import Request
+from specviz.drafters.block_net import BlockNet
 from specviz.drafters.draft_vocabulary import DraftVocabulary
 from specviz.drafters.fused_block import FusedBlock
-from specviz.drafters.parallel import BlockNet, ParallelDrafter
-from specviz.drafters.slots import Drafted, numbers_of, slots_at
+from specviz.drafters.parallel import ParallelDrafter
+from specviz.drafters.slots import BlockOutput, Drafted, slot_numbers, slots_at
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
 from specviz.trace.records import Cost, Settings
@@ -27,32 +28,31 @@ def refine_slots(
     fused: FusedBlock,
     vocabulary: DraftVocabulary,
     settings: Settings,
-    states: torch.Tensor,
-    logits: torch.Tensor,
-    texts: torch.Tensor,
-    uniforms: torch.Tensor,
-    counts: Sequence[int],
+    block: BlockOutput,
 ) -> Drafted:
     """As `choose_slots`, but from the second slot on each state is first refined with the two tokens before it;
-    `states` and `logits` are overwritten with the result."""
+    the block's states and logits are overwritten with the result."""
     serial = fused.serial
+    if serial is None:
+        raise ValueError("this drafter has no serial head")
+    states, logits, counts = block.states, block.logits, block.counts
     first_guess = vocabulary.likeliest(logits)
     prepared = serial.prepare(states)
-    before, last = (texts[:, i].clone() for i in (0, 1))
+    before, last = (block.texts[:, i].clone() for i in (0, 1))
     tokens, previous = first_guess.clone(), first_guess.clone()
     drawn_from = None if settings.temperature == 0 else logits.double()
     for slot in range(max(counts)):
         here, rows = slots_at(slot, counts, states.device)
-        if slot:  # the first slot knows its neighbour, the anchor, already
+        if slot:  # the first slot was computed from its neighbour, the anchor
             states[here], logits[here] = fused.refine(prepared[here], last[rows], before[rows])
-        chosen, of_slot = vocabulary.choose(logits[here], settings, uniforms[here])
-        if of_slot is not None:
+        chosen, of_slot = vocabulary.choose(logits[here], settings, block.uniforms[here])
+        if drawn_from is not None and of_slot is not None:
             drawn_from[here] = of_slot
         tokens[here], previous[here] = chosen, last[rows]
         before[rows] = last[rows]
         last[rows] = chosen
-    sure = serial.confidence(states, previous, logits, numbers_of(counts, states.device))
-    return Drafted(tokens, logits, drawn_from, sure, first_guess)
+    confidence = serial.confidence(states, previous, logits, slot_numbers(counts, states.device))
+    return Drafted(tokens, logits, drawn_from, confidence, first_guess)
 
 
 class HybridDrafter(ParallelDrafter):

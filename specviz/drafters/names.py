@@ -1,4 +1,4 @@
-"""Names of drafters: those a pair can run with, paths of folders, and FILE.py:CLASS. Imports no torch."""
+"""Drafter names: those that a pair can run with, paths of folders, and FILE.py:CLASS. Imports no torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def code_permitted() -> Iterator[None]:
 
 
 def check_drafter(pair: Pair, name: str) -> None:
-    """Raises PairError with a sentence unless a run of this pair may name this drafter. Opens nothing."""
+    """Raises PairError with a sentence unless a run of this pair may use a drafter of this name. Opens no file."""
     if parts := plugin_parts(name):
         if not _code_permitted:
             raise PairError(

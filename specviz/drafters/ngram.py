@@ -1,4 +1,4 @@
-"""Prompt lookup: the drafts are what followed the last time the text's ending occurred. No model.
+"""Prompt lookup (n-gram): copies what followed the last earlier occurrence of the text's final tokens. No model.
 
 Saxena 2023 (prompt lookup decoding). The proposal is a function of the text alone, so q is one-hot and a
 draft is accepted with probability p.
@@ -21,7 +21,7 @@ class NgramDrafter:
 
     name = "ngram"
     label = "n-gram lookup: copies what followed the same words earlier in the text; no model, q is one-hot"
-    taps = ()
+    taps: tuple[int, ...] = ()
     max_k = MAX_K
     parallel = True
 
@@ -30,7 +30,7 @@ class NgramDrafter:
         self.longest, self.shortest = longest, shortest
         self._texts: dict[int, list[int]] = {}
         self._followed: dict[int, dict[tuple[int, ...], int]] = {}
-        """For each row, where in its text what last followed some tokens begins."""
+        """For each row: n-gram -> the position in its text after the n-gram's last occurrence."""
 
     def start(self, row: int, prompt: Sequence[int], taps: torch.Tensor | None, capacity: int) -> None:
         self._texts[row], self._followed[row] = [], {}

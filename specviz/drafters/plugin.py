@@ -1,8 +1,8 @@
-"""Drafters of one's own: FILE.py:CLASS, a class with the methods of `base.Drafter`, made as CLASS(target, settings).
+"""User-supplied drafters: FILE.py:CLASS, a class with the methods of `base.Drafter`, built as CLASS(target, settings).
 
-Loading one runs the code of its file; `orders.code_permitted` says who may. Whatever it returns is checked before the
-loop sees it, because a q that is not what was drawn from, or a token that does not exist, would quietly change the
-text. Every fault becomes one sentence that names the file, the class and what is wrong.
+Loading one runs the code of its file; only within `names.code_permitted`. All that it returns is checked before the
+loop uses it, because a q other than the distribution that was drawn from, or a token that does not exist, would change
+the output distribution without an error. Every fault is reported in one sentence with file, class and reason.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import NoReturn
 
 import torch
 
@@ -22,17 +24,19 @@ from specviz.sampling.distributions import dense
 from specviz.trace.records import MAX_K, Cost, Settings
 
 SUM_TOLERANCE = 1e-6
-"""How far from 1 the sum of a q may be, by rounding."""
+"""How far from 1 the sum of a q may be, due to rounding."""
 METHODS = ("start", "propose", "commit", "drop")
 ATTRIBUTES = {"name": str, "label": str, "taps": tuple, "max_k": int, "parallel": bool}
 
 
 def load(name: str) -> Callable[[CausalModel, Settings], CheckedDrafter]:
-    """What makes drafters of FILE.py:CLASS, read anew at every call. Raises PluginError with a sentence.
+    """A function that builds drafters of FILE.py:CLASS; the file is read at every call. Raises PluginError.
 
-    The caller has made sure that code may be loaded.
+    The caller must have checked that code may be loaded.
     """
-    file, class_name = plugin_parts(name)
+    if (parts := plugin_parts(name)) is None:
+        raise PluginError(f"{name[:200]} does not have the form FILE.py:CLASS.")
+    file, class_name = parts
     where = f"{file}:{class_name}"
     if not class_name.isidentifier():
         raise PluginError(f"{where} names no class: write FILE.py:CLASS, such as my_drafter.py:Mine.")
@@ -44,16 +48,18 @@ def load(name: str) -> Callable[[CausalModel, Settings], CheckedDrafter]:
     return lambda target, settings: CheckedDrafter(where, made, target, settings)
 
 
-def _module(file: Path):
-    """The file as a module of its own name, so that a second one of the same file name does not replace it."""
+def _module(file: Path) -> ModuleType:
+    """The file as a module with a unique name, so that another file of the same name does not replace it."""
     name = f"specviz_plugin_{abs(hash(str(file.resolve()))):x}"
     spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise PluginError(f"{file} cannot be imported: it is no Python file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise PluginError(f"{file} cannot be imported: {_said(error)}.") from error
+        raise PluginError(f"{file} cannot be imported: {_first_line(error)}.") from error
     except SystemExit:
         raise PluginError(f"{file} cannot be imported: it ends the program.") from None
     return module
@@ -66,7 +72,7 @@ def proposal(
     draft_tokens: int | None = None,
     cost: Cost | None = None,
 ) -> Proposal:
-    """A Proposal for drafters that count nothing: as many positions forwarded as drafted, no FLOPs and no bytes."""
+    """A Proposal for drafters that do not count their cost: one position forwarded per draft, no FLOPs and no bytes."""
     return Proposal(
         tokens,
         draft_probs,
@@ -77,7 +83,13 @@ def proposal(
 
 
 class CheckedDrafter:
-    """A drafter of one's own behind checks. Raises PluginError as soon as it breaks the protocol."""
+    """A user-supplied drafter with checks of all that it returns. Raises PluginError if it breaks the protocol."""
+
+    name: str
+    label: str
+    taps: tuple[int, ...]
+    max_k: int
+    parallel: bool
 
     def __init__(self, where: str, made: type, target: CausalModel, settings: Settings):
         self.where, self._vocab, self._device = where, target.vocab_size, target.device
@@ -119,9 +131,9 @@ class CheckedDrafter:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            raise PluginError(f"{self.where} failed in {what}: {_said(error)}.") from error
+            raise PluginError(f"{self.where} failed in {what}: {_first_line(error)}.") from error
 
-    def _wrong(self, why: str) -> None:
+    def _wrong(self, why: str) -> NoReturn:
         raise PluginError(f"{self.where} breaks the protocol: {why}.")
 
     def _checked(self, found: Proposal, requests: Sequence[Request]) -> Proposal:
@@ -152,21 +164,25 @@ class CheckedDrafter:
         """The checked q [K_r, V] of one row."""
         tokens, k = list(found.tokens[i]), request.k
         if len(tokens) > k:
-            self._wrong(f"{len(tokens)} tokens were drafted for row {request.row}, which asked for {k} at most")
+            self._wrong(f"{len(tokens)} tokens were drafted for row {request.row}, which requested {k} at most")
         for token in tokens:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab:
                 self._wrong(f"it drafted the token {token!r:.40}, but the target knows 0 to {self._vocab - 1}")
         shape = (len(tokens), self._vocab)
         try:
             q = dense(found.draft_probs[i])
-            logits = None if found.draft_logits[i] is None else dense(found.draft_logits[i])
+            logits = None if (raw := found.draft_logits[i]) is None else dense(raw)
         except AttributeError:
             self._wrong("draft_probs and draft_logits must hold tensors")
         if tuple(q.shape) != shape or (logits is not None and tuple(logits.shape) != shape):
-            bad = q if tuple(q.shape) != shape else logits
+            bad, found_shape = (
+                ("draft_probs", q.shape)
+                if tuple(q.shape) != shape or logits is None
+                else ("draft_logits", logits.shape)
+            )
             self._wrong(
-                f"{'draft_probs' if bad is q else 'draft_logits'} of row {request.row} has the shape "
-                f"{list(bad.shape)}, but {len(tokens)} drafts over {self._vocab} tokens need {list(shape)}"
+                f"{bad} of row {request.row} has the shape "
+                f"{list(found_shape)}, but {len(tokens)} drafts over {self._vocab} tokens need {list(shape)}"
             )
         if q.dtype != torch.float64:
             self._wrong(
@@ -184,8 +200,8 @@ class CheckedDrafter:
                 self._wrong(f"slot {slot + 1} drafted the token {tokens[slot]}, to which its own q gives no chance")
         if logits is not None and bool((logits.isnan() | (logits == torch.inf)).any()):
             self._wrong("draft_logits has entries that are NaN or +inf")
-        for slot, token in enumerate(tokens if logits is not None else ()):
-            if not bool(logits[slot, token].isfinite()):
+        for slot, token in enumerate(tokens):
+            if logits is not None and not bool(logits[slot, token].isfinite()):
                 self._wrong(f"slot {slot + 1} drafted the token {token}, whose own logit is -inf")
         if found.confidence is not None and not all(0 <= float(c) <= 1 for c in found.confidence[i]):
             self._wrong("a confidence is no probability from 0 to 1")
@@ -195,7 +211,7 @@ class CheckedDrafter:
         return q
 
 
-def _said(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     """The kind and the first line of an error."""
     text = " ".join(str(error).split())[:200].rstrip(".")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

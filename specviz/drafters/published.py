@@ -1,8 +1,8 @@
-"""Published DFlash and DSpark drafters in the decoding loop. Knows their net, not their files.
+"""Drafting with published DFlash and DSpark drafters.
 
-The net is always shown the whole block that it was trained with; K only says how many of its slots are asked for
-logits. So the drafts of a slot do not depend on K, and a smaller K does not meet a net that has never seen so few
-masks. Its cost counts the whole block.
+The network always processes a whole block as in training; K is only the number of slots whose logits are computed. So
+the drafts of a slot do not depend on K, and the number of mask tokens is the same as in training. The cost counts the
+whole block.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from specviz.drafters.base import Proposal, Request
-from specviz.drafters.published_net import ForeignNet
+from specviz.drafters.published_net import PublishedNet
 from specviz.hardware.costs import ModelShape, pass_cost
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import OneHotRows
@@ -25,28 +25,28 @@ from specviz.trace.records import MAX_K, Cost, Settings
 class _RowContext:
     """Keys and values of one row's context, [layers, capacity, kv_heads, d] each."""
 
-    def __init__(self, net: ForeignNet, capacity: int):
+    def __init__(self, net: PublishedNet, capacity: int):
         c = net.config.backbone
-        shape = (c.num_hidden_layers, capacity, c.num_key_value_heads, c.head_dim)
+        shape = (c.num_hidden_layers, capacity, net.config.kv_heads, c.head_dim)
         self.keys, self.values = torch.empty(2, *shape, dtype=net.fc.weight.dtype, device=net.fc.weight.device)
         self.length = 0
 
 
-class ForeignDrafter:
-    """DFlash: the likeliest token of every slot, q one-hot. DSpark: the serial head mends slot after slot, each token
-    is drawn from the mended logits, and q is their distribution."""
+class PublishedDrafter:
+    """DFlash: the likeliest token of every slot, q one-hot. DSpark: the serial head refines slot after slot,
+    each token is drawn from the refined logits, and q is their distribution."""
 
-    def __init__(self, net: ForeignNet, target: CausalModel, settings: Settings):
+    def __init__(self, net: PublishedNet, target: CausalModel, settings: Settings):
         c = net.config
         self.net, self.target, self.settings = net, target, settings
         self.taps, self.max_k = c.taps, min(c.max_k, MAX_K)
-        self.name = c.kind
+        self.name: str = c.kind
         self.parallel = c.kind == "parallel"
         layers = c.backbone.num_hidden_layers
         how = (
             "each slot's likeliest token, q is one-hot"
             if self.parallel
-            else (f"then a {c.markov_kind} Markov head of rank {c.markov_rank} mends it from left to right")
+            else (f"then a {c.markov_kind} Markov head of rank {c.markov_rank} refines it from left to right")
         )
         family = "DFlash" if self.parallel else "DSpark"
         self.label = (
@@ -148,22 +148,22 @@ class ForeignDrafter:
             sure = self._confidence(state, before)
             for part, i in enumerate(going):
                 drawn[i].append((tokens[part], q[part], full[part], sure[part]))
-        tokens, probs, raw, sure = (
+        tokens_of, probs, raw, confidence = (
             [torch.stack(of_row) for of_row in part] for part in zip(*(zip(*of_row) for of_row in drawn))
         )
         guess = [net.spread(x).argmax(-1) for x in logits]
         return Proposal(
-            tokens,
+            tokens_of,
             probs,
             raw,
             n * net.config.block,
             self._cost(requests, counts),
-            sure if net.config.confidence else None,
+            confidence if net.config.confidence else None,
             guess,
         )
 
     def _confidence(self, state: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """The file's own confidence [N], without a temperature: published files bring none. Zeros if there is none."""
+        """The file's confidence [N], without a temperature, which published files lack. Zeros without such a head."""
         c = self.net.config
         if not c.confidence:
             return state.new_zeros(len(state))
@@ -171,19 +171,19 @@ class ForeignDrafter:
         return torch.sigmoid(self.net.confidence_head.proj(known)[:, 0].float())
 
     def _cost(self, requests: Sequence[Request], counts: list[int]) -> Cost:
-        """Of the block pass, with the head for the slots asked for, and of the serial head. Fusing the few new context
-        tokens is small beside it and left out."""
+        """Cost of the block pass with the head for the requested slots, and of the serial head. Fusing the few new
+        context tokens is small in comparison and left out."""
         net, c = self.net, self.net.config
         size = net.fc.weight.element_size()
         shape = ModelShape(
-            "block drafter",
-            c.backbone.num_hidden_layers,
-            c.backbone.hidden_size,
-            c.backbone.num_attention_heads,
-            c.backbone.num_key_value_heads,
-            c.backbone.head_dim,
-            c.backbone.intermediate_size,
-            c.draft_vocab,
+            name="block drafter",
+            layers=c.backbone.num_hidden_layers,
+            hidden=c.backbone.hidden_size,
+            heads=c.backbone.num_attention_heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.backbone.head_dim,
+            ffn=c.backbone.intermediate_size,
+            vocab=c.draft_vocab,
             weight_bytes=size,
             cache_bytes=size,
             activation_bytes=size,
@@ -197,7 +197,7 @@ class ForeignDrafter:
 
 
 def _mask(context: int, block: int, causal: bool, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """[block, context + block]: what each slot may look at; None: everything."""
+    """[block, context + block] the keys that each slot attends to; None: all."""
     if not causal and window is None:
         return None
     keys = torch.arange(context + block, device=device)

@@ -1,9 +1,8 @@
-"""What the config.json of a published block drafter says: DFlash (z-lab) and DSpark (DeepSpec), and both as
-speculators packages them. Knows no weights and no target.
+"""Configs of published block drafters: DFlash (z-lab), DSpark (DeepSpec), and both as packaged by speculators.
 
 The packagings differ in where a field stands (top level, `dflash_config`, `transformer_layer_config`), in how target
-layers are counted, and in which slot of the block predicts which token. What cannot be told for sure is refused with
-a sentence: a wrong guess would cost nearly all acceptance and show no error.
+layers are counted, and in which slot of the block predicts which token. Ambiguous configs are refused with a
+sentence: a wrong guess would cost nearly all acceptance without an error.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ _MARKOV = ("vanilla", "gated", "rnn")
 
 
 @dataclass(frozen=True)
-class ForeignConfig:
+class PublishedConfig:
     """A published block drafter, as its config describes it."""
 
     kind: Literal["parallel", "hybrid"]
@@ -54,16 +53,16 @@ class ForeignConfig:
     backbone: Qwen3Config
     """Sizes, norms and rotary settings of the draft layers (Qwen3 layers in all packagings)."""
     block: int
-    """Slots of the block it was trained with, the anchor's included."""
+    """Slots of its training blocks, the anchor's included."""
     first_slot: int
-    """The slot that predicts the token after the anchor: 1 in DFlash (slot 0 is only read), 0 in DSpark."""
+    """The slot that predicts the token after the anchor: 1 in DFlash (slot 0 is an input only), 0 in DSpark."""
     taps: tuple[int, ...]
     """Target layers, from 0, whose outputs it reads."""
     mask_token: int
     draft_vocab: int
-    """Tokens it can propose; the target's whole vocabulary unless the file brings a table."""
+    """Tokens it can propose; the target's whole vocabulary unless the file contains a table."""
     causal: tuple[bool, ...]
-    """Per draft layer: do slots see only slots before them?"""
+    """Per draft layer: whether a slot attends only to slots before it"""
     windows: tuple[int | None, ...]
     """Per draft layer: the sliding window, None for full attention."""
     target_layers: int | None = None
@@ -77,17 +76,23 @@ class ForeignConfig:
 
     @property
     def max_k(self) -> int:
+        """Drafts per block."""
         return self.block - self.first_slot
 
+    @property
+    def kv_heads(self) -> int:
+        """Key-value heads of a draft layer."""
+        return self.backbone.num_key_value_heads or self.backbone.num_attention_heads
 
-def is_foreign(about: dict) -> bool:
+
+def is_published(about: dict) -> bool:
     """Whether a config.json could be that of a published block drafter at all."""
     names = " ".join(map(str, about.get("architectures") or ())).lower()
     return "speculators_model_type" in about or "dflash_config" in about or "dflash" in names or "dspark" in names
 
 
-def read(folder: Path) -> ForeignConfig:
-    """The config of a folder. Raises FetchError with a sentence for anything that is not understood for sure."""
+def read(folder: Path) -> PublishedConfig:
+    """The config of a folder. Raises FetchError with a sentence for anything unknown or ambiguous."""
     folder = Path(folder)
     try:
         about = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -95,7 +100,7 @@ def read(folder: Path) -> ForeignConfig:
         raise FetchError(f"{folder} holds no config.json: it is no drafter's folder.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise FetchError(f"{folder / 'config.json'} cannot be read ({str(error)[:100]}): download it again.") from None
-    if not isinstance(about, dict) or not is_foreign(about):
+    if not isinstance(about, dict) or not is_published(about):
         raise FetchError(
             f"{folder} holds no drafter that is known here: its config.json names neither SpecViz, DFlash nor DSpark."
         )
@@ -110,11 +115,13 @@ class _Unclear(Exception):
 
 
 class _Reader:
-    """One config.json on its way to a ForeignConfig."""
+    """Parser of one config.json."""
 
     def __init__(self, about: dict):
         nested = about.get("dflash_config") or {}
-        self.packaging = "speculators" if "speculators_model_type" in about else "DFlash"
+        self.packaging: Literal["DFlash", "DeepSpec", "speculators"] = (
+            "speculators" if "speculators_model_type" in about else "DFlash"
+        )
         names = [str(n) for n in about.get("architectures") or ()]
         if self.packaging == "speculators":
             self.algorithm = str(about["speculators_model_type"])
@@ -142,7 +149,7 @@ class _Reader:
         self.about, self.nested = about, nested
 
     def get(self, name: str, default=None):
-        """A field of the drafter itself; `dflash_config` goes before the top level."""
+        """A field of the drafter itself; `dflash_config` has precedence over the top level."""
         return self.nested.get(name, self.about.get(name, default))
 
     def whole(self, name: str, low: int, high: int = 10**7, source: dict | None = None) -> int:
@@ -159,7 +166,7 @@ class _Reader:
             raise _Unclear(f"its {name} is {str(found)[:40]}, but must be a number")
         return float(found)
 
-    def config(self) -> ForeignConfig:
+    def config(self) -> PublishedConfig:
         backbone = self._backbone()
         markov = self.whole("markov_rank", 0) if self.get("markov_rank") is not None else 0
         if self.algorithm == "dflash" and markov:
@@ -179,7 +186,7 @@ class _Reader:
         confident = bool(self.get("enable_confidence_head", self.packaging == "speculators")) and hybrid
         cap = self.get("final_logit_softcapping")
         target_layers = self.get("num_target_layers")
-        return ForeignConfig(
+        return PublishedConfig(
             kind="hybrid" if hybrid else "parallel",
             packaging=self.packaging,
             backbone=backbone,
@@ -189,7 +196,9 @@ class _Reader:
             mask_token=self.whole("mask_token_id", 0),
             draft_vocab=self._draft_vocab(backbone.vocab_size),
             causal=self._causal(backbone),
-            windows=tuple(backbone.sliding_window if t == "sliding_attention" else None for t in backbone.layer_types),
+            windows=tuple(
+                backbone.sliding_window if t == "sliding_attention" else None for t in backbone.layer_types or ()
+            ),
             target_layers=target_layers if isinstance(target_layers, int) else None,
             embedding_scale=self.number("input_embedding_scale", 1.0),
             logit_scale=self.number("output_multiplier", 1.0),
@@ -227,15 +236,13 @@ class _Reader:
             found = Qwen3Config(**{name: self.layers[name] for name in _BACKBONE if name in self.layers})
         except Exception as error:  # whatever transformers' own validation says
             raise _Unclear(f"its sizes do not make a model ({' '.join(str(error).split())[:150]})") from None
-        if found.num_attention_heads % found.num_key_value_heads or found.head_dim % 2:
+        if found.num_attention_heads % (found.num_key_value_heads or found.num_attention_heads) or found.head_dim % 2:
             raise _Unclear(
                 f"{found.num_attention_heads} heads of width {found.head_dim} do not divide among "
                 f"{found.num_key_value_heads} key-value heads"
             )
-        if len(found.layer_types) != found.num_hidden_layers or set(found.layer_types) - {
-            "full_attention",
-            "sliding_attention",
-        }:
+        types = found.layer_types or []
+        if len(types) != found.num_hidden_layers or set(types) - {"full_attention", "sliding_attention"}:
             raise _Unclear(f"its layer_types {str(found.layer_types)[:80]} are not known")
         return found
 
@@ -266,7 +273,7 @@ class _Reader:
         return self.whole("draft_vocab_size", 1, vocab)
 
     def _causal(self, backbone: Qwen3Config) -> tuple[bool, ...]:
-        sliding = [t == "sliding_attention" for t in backbone.layer_types]
+        sliding = [t == "sliding_attention" for t in backbone.layer_types or ()]
         if self.packaging == "speculators":
             return tuple(s and not self.get("sliding_window_non_causal", False) for s in sliding)
         if self.packaging == "DeepSpec":
@@ -276,8 +283,7 @@ class _Reader:
 
 
 def _spread(target_layers: int, draft_layers: int) -> tuple[int, ...]:
-    """The layers that DFlash reads where its config does not list them: evenly from the second layer to the third but
-    last."""
+    """DFlash's default target layers, where its config lists none: evenly from the second to the third from last."""
     if draft_layers == 1:
         return (target_layers // 2,)
     first, last = 1, target_layers - 3

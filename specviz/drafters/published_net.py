@@ -1,14 +1,15 @@
-"""The net of a published DFlash or DSpark drafter: its layers, its heads, and how they are read from safetensors.
+"""The network of a published DFlash or DSpark drafter, and its loading from safetensors.
 
 The block's inputs are the target's embeddings of the anchor and of mask tokens. Taps of several target layers are fused
 once, `H = norm(W [tap; tap; ...])`, and every draft layer makes keys and values of them with the same matrices as of
-its own input. Layers, norms and rotary positions are transformers' Qwen3 parts. Knows no rows and no proposals.
+its own input. Layers, norms and rotary positions are transformers' Qwen3 parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +17,7 @@ from torch import nn
 from torch.nn import functional
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from specviz.drafters.published_config import ForeignConfig, read
+from specviz.drafters.published_config import PublishedConfig, read
 from specviz.errors import FetchError, PairError
 from specviz.loader.finite_weights import check_weights
 from specviz.loader.model_folder import read_header, weight_files
@@ -29,20 +30,36 @@ _TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight")
 """In the file or not: without them the target's are used."""
 
 
-class ForeignLayer(nn.Module):
+class _Attention(nn.Module):
+    """The projections and norms of attention."""
+
+    def __init__(self, config: PublishedConfig):
+        super().__init__()
+        c, heads, kv_heads = config.backbone, config.backbone.num_attention_heads, config.kv_heads
+        self.q_proj = nn.Linear(c.hidden_size, heads * c.head_dim, bias=c.attention_bias)
+        self.k_proj = nn.Linear(c.hidden_size, kv_heads * c.head_dim, bias=c.attention_bias)
+        self.v_proj = nn.Linear(c.hidden_size, kv_heads * c.head_dim, bias=c.attention_bias)
+        self.o_proj = nn.Linear(heads * c.head_dim, c.hidden_size, bias=c.attention_bias)
+        self.q_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
+        self.k_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
+
+
+class _ConfidenceHead(nn.Module):
+    """A linear layer to one confidence logit."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.proj = nn.Linear(width, 1)
+
+
+class PublishedLayer(nn.Module):
     """One draft layer: a block attends to context and block, then a gated feed-forward."""
 
-    def __init__(self, config: ForeignConfig):
+    def __init__(self, config: PublishedConfig):
         super().__init__()
         c = config.backbone
-        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, c.num_key_value_heads, c.head_dim
-        attention = nn.Module()
-        for name, into in (("q", self.heads), ("k", self.kv_heads), ("v", self.kv_heads)):
-            attention.add_module(f"{name}_proj", nn.Linear(c.hidden_size, into * c.head_dim, bias=c.attention_bias))
-        attention.o_proj = nn.Linear(self.heads * c.head_dim, c.hidden_size, bias=c.attention_bias)
-        attention.q_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
-        attention.k_norm = Qwen3RMSNorm(c.head_dim, c.rms_norm_eps)
-        self.self_attn = attention
+        self.heads, self.kv_heads, self.head_dim = c.num_attention_heads, config.kv_heads, c.head_dim
+        self.self_attn = _Attention(config)
         self.mlp = Qwen3MLP(c)
         self.input_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
@@ -72,9 +89,9 @@ def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 
 class MarkovHead(nn.Module):
-    """DSpark's serial head: what the token before a slot adds to the slot's logits."""
+    """DSpark's serial head: an addition to a slot's logits that depends on the token before the slot."""
 
-    def __init__(self, config: ForeignConfig):
+    def __init__(self, config: PublishedConfig):
         super().__init__()
         c, rank = config.backbone, config.markov_rank
         self.kind, self.rank = config.markov_kind, rank
@@ -99,30 +116,33 @@ class MarkovHead(nn.Module):
         return self.markov_w2(before), state
 
 
-class ForeignNet(nn.Module):
-    """All that a published file brings. Embedding and head may be the file's or the target's."""
+class PublishedNet(nn.Module):
+    """The weights of a published drafter. Embedding and head may be the file's or the target's."""
 
-    def __init__(self, config: ForeignConfig):
+    embedding: torch.Tensor
+    """[V, D]; like `head` and `rotary` set by `load_net`"""
+    head: torch.Tensor
+    """[Vd, D]"""
+    rotary: Qwen3RotaryEmbedding
+
+    def __init__(self, config: PublishedConfig):
         super().__init__()
         self.config = config
         c = config.backbone
         self.fc = nn.Linear(len(config.taps) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.layers = nn.ModuleList(ForeignLayer(config) for _ in range(c.num_hidden_layers))
+        # a ModuleList is no typed container: its entries are PublishedLayers
+        self.layers = cast(
+            list[PublishedLayer], nn.ModuleList(PublishedLayer(config) for _ in range(c.num_hidden_layers))
+        )
         self.norm = Qwen3RMSNorm(c.hidden_size, c.rms_norm_eps)
         if config.kind == "hybrid":
             self.markov_head = MarkovHead(config)
         if config.confidence:
-            self.confidence_head = nn.Module()
             width = c.hidden_size + (config.markov_rank if config.confidence_with_markov else 0)
-            self.confidence_head.proj = nn.Linear(width, 1)
-        self.embedding: torch.Tensor | None = None
-        """[V, D] and"""
-        self.head: torch.Tensor | None = None
-        """[Vd, D]: set by `load_net`."""
+            self.confidence_head = _ConfidenceHead(width)
         self.draft_ids: torch.Tensor | None = None
-        """[Vd]: the target's ids of what it can propose; None: all."""
-        self.rotary: Qwen3RotaryEmbedding | None = None
+        """[Vd] the target's ids of the tokens that can be proposed; None: all"""
 
     def fused(self, taps: torch.Tensor) -> torch.Tensor:
         """taps [n, taps * D] -> context states [n, D]."""
@@ -155,7 +175,7 @@ class ForeignNet(nn.Module):
         return full
 
 
-def load_net(folder: Path, target: CausalModel) -> ForeignNet:
+def load_net(folder: Path, target: CausalModel) -> PublishedNet:
     """The net in a folder, on the target's device and in its precision, fitted to the target.
 
     Raises FetchError for a file that is damaged, lacks weights or has unknown ones, PairError for another target's.
@@ -164,7 +184,7 @@ def load_net(folder: Path, target: CausalModel) -> ForeignNet:
     config = read(folder)
     _check_target(folder, config, target)
     with torch.device("meta"):
-        net = ForeignNet(config)
+        net = PublishedNet(config)
     stored = _stored(folder)
     _check_names(folder, net, config, {name: tuple(entry["shape"]) for name, (_, entry) in stored.items()})
     weights = _read_tensors({name: file for name, (file, _) in stored.items() if name not in _IGNORED})
@@ -186,14 +206,14 @@ def load_net(folder: Path, target: CausalModel) -> ForeignNet:
 
 
 def _own_or_targets(own: torch.Tensor | None, targets: torch.Tensor, placed) -> torch.Tensor:
-    """The file's tensor, unless it is missing or the target's own once more."""
+    """The file's tensor; the target's if it is missing or equal to it."""
     if own is None:
         return targets.detach()
     own = placed(own)
     return targets.detach() if torch.equal(own, targets) else own
 
 
-def _check_target(folder: Path, config: ForeignConfig, target: CausalModel) -> None:
+def _check_target(folder: Path, config: PublishedConfig, target: CausalModel) -> None:
     c = config.backbone
     wrong = None
     if (c.hidden_size, c.vocab_size) != (target.hidden_size, target.vocab_size):
@@ -226,8 +246,10 @@ def _stored(folder: Path) -> dict[str, tuple[Path, dict]]:
     }
 
 
-def _check_names(folder: Path, net: ForeignNet, config: ForeignConfig, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Every weight of the net is there with its shape, and nothing else is. Raises FetchError with the names."""
+def _check_names(
+    folder: Path, net: PublishedNet, config: PublishedConfig, stored: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises FetchError with the names of weights that are missing, unknown or of the wrong shape."""
     c = config.backbone
     wanted = {name: tuple(tensor.shape) for name, tensor in net.state_dict().items()}
     allowed = {
@@ -279,7 +301,7 @@ def _read_tensors(files: Mapping[str, Path]) -> dict[str, torch.Tensor]:
     return out
 
 
-def _draft_ids(folder: Path, shifts: torch.Tensor, config: ForeignConfig) -> torch.Tensor:
+def _draft_ids(folder: Path, shifts: torch.Tensor, config: PublishedConfig) -> torch.Tensor:
     """d2t [Vd], offsets from a draft id to the target's, -> the target's ids."""
     ids = torch.arange(len(shifts)) + shifts.long()
     if ids.min() < 0 or ids.max() >= config.backbone.vocab_size or len(ids.unique()) < len(ids):

@@ -1,4 +1,4 @@
-"""The trained autoregressive drafter: a small Llama whose embedding and head are the target's own.
+"""The trained autoregressive drafter: a small Llama with the target's embedding and head.
 
 When it drafts, its head is restricted to a draft vocabulary (the full head would cost more than its layers);
 `export` writes it as a complete standard model folder with the full head, whose q and cost therefore differ.
@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specviz.drafters import checkpoints
 from specviz.drafters.autoregressive import AutoregressiveDrafter
-from specviz.drafters.parallel import BlockConfig
+from specviz.drafters.block_net import BlockConfig
 from specviz.errors import FetchError, PairError
 from specviz.loader import load_model
 from specviz.loader.llama import Llama, LlamaConfig
@@ -70,7 +71,9 @@ def export(folder: Path, target: CausalModel, tokenizer, to: Path) -> Path:
     """Write the drafter in `folder` as a complete standard Llama folder: config, weights with the full tied
     embedding, tokenizer (transformers' own). transformers' assisted generation and others load it as it is."""
     config, weights = _read(folder)
-    special = {name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    special: dict[str, Any] = {
+        name: getattr(target.config, name, None) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+    }
     made = replace(_llama_config(config), tie_word_embeddings=True, **special)
     module = load_model.stock_like(made)
     state = _standard_names(weights)

@@ -53,7 +53,7 @@ class ModelStore:
 
         def make() -> LoadedModel:
             loaded = load_model.load_source(source, device, precision, job)
-            model = CausalModel(loaded.module, four_bit=precision == "int4")
+            model = CausalModel(loaded.module, int4=precision == "int4")
             note = generation_config.note(loaded.folder)
             return LoadedModel(model, loaded.tokenizer, device, precision, note)
 

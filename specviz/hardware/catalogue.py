@@ -1,9 +1,9 @@
-"""Devices people meet, by their makers' figures: dense peaks, bandwidth and memory, each row with its source.
+"""Catalogue of devices by their makers' figures: dense peak FLOPs, bandwidth and memory, each with its source.
 
 Peaks are *dense*: makers print 'with sparsity' figures that are twice as high and that no dense model reaches. For
 tensor units they are with 32-bit accumulation, as PyTorch multiplies; GeForce cards do that at half their advertised
 rate. fp32 is the ordinary 32-bit rate, not TF32. Where a maker prints no peak it is derived from units x rate x
-clock, and the row says so. Real programs reach 70 to 95 % of these: measure where you can.
+clock, and `derived` is set. Real programs reach 70 to 95 % of these: measure where you can.
 
 `source` and `published` name the maker's document. The documents themselves were not at hand when the rows were
 written: `checked` says which public page, read in November 2026, repeats which of the figures.

@@ -1,12 +1,12 @@
-"""The two roofs of a device, measured: how fast it streams memory, and how fast it multiplies matrices.
+"""Measures the two roofs of a device: memory bandwidth and matrix-multiply throughput.
 
 Bandwidth is a reduction (the best of sum, maximum and, where there are kernels of our own, theirs) over a buffer far
-larger than any processor cache: the read of weights is exactly that, with nothing to keep. Throughput is a large square
-matrix product in the precision asked for, of random numbers (a GPU draws less power, and so clocks higher, on constant
-ones); that of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls,
-because other programs can only slow a call down; the result is the median of the repetitions, with the lowest and the
-highest. How much other programs used the device meanwhile is kept beside it, so that a screen can say when the roofs
-are too low.
+larger than any processor cache, which is the access pattern of reading weights. Throughput is a large square matrix
+product in the given precision, of random numbers (a GPU draws less power, and so clocks higher, on constant ones); that
+of int4 is by our kernel. Both are warm and repeated in turn. A repetition is the best of a few calls, because other
+programs can only slow a call down; the result is the median of the repetitions, with the lowest and the highest. The
+share of the device that other programs used meanwhile is stored too, so that a warning can be shown when the roofs are
+too low.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _REPEATS = {False: (5, 40), True: (3, 9)}
 """Least and most repetitions, the warm-up counted."""
 _UNSTEADY = 1.25
 _BUSY = 0.15
-"""Share of the device that other programs may use before a sentence says so."""
+"""Share of the device that other programs may use before a warning is shown."""
 
 
 def measure(
@@ -126,8 +126,9 @@ def other_load(ceilings: Ceilings) -> float | None:
     """The share of the device (0..1) that other programs used while these roofs were measured here; None: not known."""
     kept = facts.read("ceilings, conditions", _key(ceilings.device, ceilings.precision)) or {}
     others = kept.get("others")
-    known = kept.get("measured_at") == ceilings.measured_at and isinstance(others, int | float)
-    return float(others) if known and 0 <= others <= 1 else None
+    if kept.get("measured_at") != ceilings.measured_at or not isinstance(others, int | float):
+        return None
+    return float(others) if 0 <= others <= 1 else None
 
 
 def steady_warning(ceilings: Ceilings) -> str | None:
@@ -144,10 +145,10 @@ def steady_warning(ceilings: Ceilings) -> str | None:
 
 
 def load_of_others(device: str) -> Callable[[], float | None]:
-    """Start watching; the function that comes back tells the share (0..1) that others used since then.
+    """Start measuring the load of other programs; the returned function gives their share (0..1) since then.
 
     On a processor: its busy time less this program's own. On an NVIDIA GPU: its load before the work here began.
-    None where neither can be told.
+    None where neither is known.
     """
     if torch.device(device).type == "cuda":
         opened = monitor.source(device)
@@ -187,22 +188,22 @@ def _key(device: str, precision: str) -> str:
     return f"{device_name(device)}, {device}, torch {torch.__version__}, {torch.get_num_threads()} threads, {precision}"
 
 
-def _room(device: str, wish: int) -> int:
-    """The buffer's bytes: as wished, or less where memory is short."""
+def _buffer_bytes(device: str, preferred: int) -> int:
+    """The buffer's bytes: `preferred`, or less where memory is short."""
     free = free_memory_bytes(device)
-    return max(2**25, min(wish, free // 4))
+    return max(2**25, min(preferred, free // 4))
 
 
 def _readers(device: str, kind: str, dtype: torch.dtype) -> tuple[torch.Tensor, list[Callable[[], object]]]:
     """A buffer, and ways to read all of it."""
-    size = _room(device, _BUFFER_BYTES[kind])
+    size = _buffer_bytes(device, _BUFFER_BYTES[kind])
     kernels = binding.kernels() if kind == "cpu" else None
     if kernels is None:
         buffer = torch.empty(size, dtype=torch.uint8, device=device)
     else:
         buffer = binding.alloc_huge_pages(size)
     numbers = buffer[: size // 256 * 256].view(dtype).fill_(1)  # written once, so that every page is really there
-    readers = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
+    readers: list[Callable[[], object]] = [partial(torch.sum, numbers), partial(torch.amax, numbers)]
     if kernels:
         readers.append(partial(kernels.stream, numbers.data_ptr(), numbers.nbytes, torch.get_num_threads()))
     return numbers, readers

@@ -1,14 +1,14 @@
 """FLOPs and bytes of one forward pass, counted from a model's shape and the lengths of its rows.
 
-Knows no weights, no device and no torch. What is counted (a minimum that good kernels approach):
+Needs no weights, no device and no torch. What is counted (a minimum that good kernels approach):
 
-FLOPs   a multiply-add is two. Linear layers: 2 x weights x new tokens (only the active experts of a
+FLOPs   a multiply-add counts as two. Linear layers: 2 x weights x new tokens (only the active experts of a
         mixture). Attention: QK^T and PV over the keys that a position may see: causal, and within the
-        sliding window. The head: only for positions whose logits are asked for. Looking a token up in the
-        embedding is no arithmetic; norms, activations and softmax are left out (well under 1 %).
+        sliding window. The head: only for positions whose logits are computed. An embedding lookup counts
+        no FLOPs; norms, activations and softmax are left out (well under 1 %).
 bytes   every layer's weights once per pass, however many tokens share it; of a mixture's experts those that
         are expected to be picked by at least one token (even, independent routing); the head once if any
-        logits are asked for; one embedding row per token; the cached keys and values of each row once (as
+        logits are computed; one embedding row per token; the cached keys and values of each row once (as
         many heads as the cache has, so grouped-query attention reads less), the new ones written once; the
         input and output of every linear layer once. Not counted: traffic of operators that a good kernel
         fuses, and reads that hit a processor cache.
@@ -17,17 +17,17 @@ bytes   every layer's weights once per pass, however many tokens share it; of a 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from specviz.errors import SettingsError, SpecVizError
 from specviz.trace.records import Cost
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """All that the cost of a pass depends on. Sizes in elements; `*_bytes` are bytes per element."""
+    """The sizes of a model that the cost of a pass depends on. Sizes in elements; `*_bytes` are bytes per element."""
 
     name: str
     layers: int
@@ -45,7 +45,7 @@ class ModelShape:
     weight_bytes: float = 4.0
     """Per weight; fractional for quantized ones (scales included)."""
     head_bytes: float | None = None
-    """Bytes per weight of the head where it is held differently; None: as the rest."""
+    """Bytes per weight of the head where it is stored differently; None: as the rest."""
     cache_bytes: float = 4.0
     activation_bytes: float = 4.0
     windows: tuple[int | None, ...] | None = None
@@ -91,28 +91,6 @@ class ModelShape:
             raise SpecVizError(
                 f"The shape of {self.name} cannot be counted: {self.active_experts} active experts of {self.experts}."
             )
-
-    @classmethod
-    def from_config(
-        cls,
-        config: object,
-        weight_bytes: float = 4.0,
-        cache_bytes: float = 4.0,
-        activation_bytes: float | None = None,
-        name: str | None = None,
-    ) -> ModelShape:
-        """The shape in a Hugging Face config (the object, or the dict of a config.json).
-
-        `activation_bytes` follows `cache_bytes` if not given. Raises SpecVizError for an architecture that
-        is not known here, and for a config that lacks a needed size.
-        """
-        shape = shape_from_config(config, name)
-        return replace(
-            shape,
-            weight_bytes=weight_bytes,
-            cache_bytes=cache_bytes,
-            activation_bytes=cache_bytes if activation_bytes is None else activation_bytes,
-        )
 
     # ---- counts of weights
 
@@ -177,7 +155,7 @@ class ModelShape:
 
     @property
     def _flops_per_key(self) -> int:
-        """FLOPs of one query position meeting one key, all heads of a layer: QK^T and PV."""
+        """FLOPs per query position and key, all heads of a layer: QK^T and PV."""
         if self.latent_rank:
             # Absorbed form, as served: queries are mapped into the latent space, where keys and values live.
             return 2 * self.heads * (self.latent_rank + self.rotary_dim + self.latent_rank)
@@ -208,7 +186,7 @@ class ModelShape:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A pass taken apart: FLOPs and bytes by what they are spent on."""
+    """FLOPs and bytes of a pass by part."""
 
     flops: dict[str, int]
     """attention projections, attention, feed-forward, head"""
@@ -230,7 +208,7 @@ def pass_cost(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
 
 
 def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[int], logit_rows: int) -> Breakdown:
-    """`pass_cost`, taken apart. A pass of no tokens costs nothing."""
+    """`pass_cost` by part. A pass of no tokens costs nothing."""
     if len(new_tokens) != len(contexts) or min([*new_tokens, *contexts, logit_rows], default=0) < 0:
         raise SettingsError("A pass needs one context length per row, and no negative lengths.")
     tokens = sum(new_tokens)
@@ -241,8 +219,8 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
 
     through, plain, attended, fed, kinds = _constants(shape)
     alike = Counter(zip(new_tokens, contexts))  # rows of equal lengths cost the same: count each kind once
-    keys_seen = sum(
-        n * rows * _keys_seen(new, context, window) for window, n in kinds for (new, context), rows in alike.items()
+    attended_keys = sum(
+        n * rows * _attended_keys(new, context, window) for window, n in kinds for (new, context), rows in alike.items()
     )
     keys_read = sum(
         n * rows * (context if window is None else min(context, window - 1))
@@ -253,7 +231,7 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
 
     flops = {
         "attention projections": 2 * tokens * attended,
-        "attention": shape._flops_per_key * keys_seen,
+        "attention": shape._flops_per_key * attended_keys,
         "feed-forward": 2 * tokens * fed,
         "head": 2 * logit_rows * shape.hidden * shape.vocab,
     }
@@ -272,8 +250,9 @@ def breakdown(shape: ModelShape, new_tokens: Sequence[int], contexts: Sequence[i
 
 @lru_cache(maxsize=64)
 def _constants(shape: ModelShape) -> tuple[int, int, int, int, tuple[tuple[int | None, int], ...]]:
-    """What a pass's cost is made of, whatever its lengths: numbers that a token moves between products, weights that
-    every pass reads, attention and feed-forward weights that a token meets, and how many layers have which window."""
+    """The part of a pass's cost that does not depend on its lengths: activations that a token moves between products,
+    weights that every pass reads, attention weights and feed-forward weights per token, and the number of layers with
+    each window."""
     mixture, dense = shape.mixture_layers, shape.layers - shape.mixture_layers
     shared = shape._ffn_linears(shape.shared_ffn)
     attended = shape.layers * shape.attention_weights
@@ -299,8 +278,8 @@ def _constants(shape: ModelShape) -> tuple[int, int, int, int, tuple[tuple[int |
     return through, plain, attended, dense * shape.ffn_weights + mixture * active, tuple(windows.items())
 
 
-def _keys_seen(new: int, context: int, window: int | None) -> int:
-    """Keys met by `new` causal positions on top of `context`, each position seeing itself, summed."""
+def _attended_keys(new: int, context: int, window: int | None) -> int:
+    """Sum over `new` causal positions after `context` of the keys that each attends to, itself included."""
     if window is None:
         return new * context + new * (new + 1) // 2
     free = min(new, max(0, window - context))  # positions that still see everything before them
@@ -320,226 +299,3 @@ def _weights(linears: list[tuple[int, int]]) -> int:
 
 def _widths(linears: list[tuple[int, int]]) -> int:
     return sum(i + o for i, o in linears)
-
-
-# ------------------------------------------------------------------------------------- from a config
-
-_ROTARY = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "gemma3_text",
-    "mixtral",
-    "qwen3_moe",
-    "gpt_oss",
-    "deepseek_v3",
-    "smollm3",
-)
-KNOWN = (*_ROTARY, "gpt2", "gpt_neox")
-"""Model types (the `model_type` of a config.json) whose cost can be counted."""
-_TIED_BY_DEFAULT = ("gpt2", "gemma3_text", "smollm3")
-
-
-def shape_from_config(config: object, name: str | None = None) -> ModelShape:
-    """The ModelShape of a config, with the default 4 bytes per element. See `ModelShape.from_config`."""
-    values = _Config(config)
-    kind = values.kind
-    name = name or values.get("_name_or_path", "name_or_path") or kind
-    if kind == "gpt2":
-        return _gpt2(values, name)
-    if kind == "gpt_neox":
-        return _gpt_neox(values, name)
-    if kind in _ROTARY:
-        return _rotary(values, name)
-    raise SpecVizError(f"The cost of the architecture {kind!r} cannot be counted. Known are: {', '.join(KNOWN)}.")
-
-
-class _Config:
-    """Reads a config that may be an object or a dict, and may keep the text model's part in `text_config`."""
-
-    def __init__(self, config: object):
-        self._get = config.get if isinstance(config, Mapping) else lambda n, d=None: getattr(config, n, d)
-        inner = self._get("text_config", None)
-        outer_tied = self._get("tie_word_embeddings", None)
-        if inner is not None:
-            self._get = inner.get if isinstance(inner, Mapping) else lambda n, d=None: getattr(inner, n, d)
-        kind = self._get("model_type", None)
-        if not isinstance(kind, str):
-            raise SpecVizError("This config does not say its model_type, so the model's cost cannot be counted.")
-        self.kind = {"gemma3": "gemma3_text"}.get(kind, kind)
-        tied = self._get("tie_word_embeddings", None)
-        tied = outer_tied if tied is None else tied
-        self.tied = self.kind in _TIED_BY_DEFAULT if tied is None else bool(tied)
-
-    def get(self, *names: str, default=None):
-        """The first of `names` that is set, else `default`."""
-        for name in names:
-            value = self._get(name, None)
-            if value is not None:
-                return value
-        return default
-
-    def need(self, *names: str) -> int:
-        value = self.get(*names)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise SpecVizError(
-                f"This {self.kind} config lacks a usable {names[0]} (it says {value!r}), so the model's "
-                "cost cannot be counted."
-            )
-        return value
-
-
-def _gpt2(c: _Config, name: str) -> ModelShape:
-    layers, hidden, heads = (
-        c.need("n_layer", "num_hidden_layers"),
-        c.need("n_embd", "hidden_size"),
-        c.need("n_head", "num_attention_heads"),
-    )
-    ffn = c.get("n_inner", default=4 * hidden)
-    biases = 3 * hidden + hidden + ffn + hidden
-    return ModelShape(
-        name,
-        layers,
-        hidden,
-        heads,
-        heads,
-        hidden // heads,
-        ffn,
-        c.need("vocab_size"),
-        gated=False,
-        tied=c.tied,
-        learned_positions=c.need("n_positions", "max_position_embeddings"),
-        small_weights=layers * (4 * hidden + biases) + 2 * hidden,
-    )
-
-
-def _gpt_neox(c: _Config, name: str) -> ModelShape:
-    layers, hidden, heads, ffn = (
-        c.need("num_hidden_layers"),
-        c.need("hidden_size"),
-        c.need("num_attention_heads"),
-        c.need("intermediate_size"),
-    )
-    biases = (4 * hidden if c.get("attention_bias", default=True) else 0) + ffn + hidden
-    return ModelShape(
-        name,
-        layers,
-        hidden,
-        heads,
-        heads,
-        hidden // heads,
-        ffn,
-        c.need("vocab_size"),
-        gated=False,
-        tied=c.tied,
-        small_weights=layers * (4 * hidden + biases) + 2 * hidden,
-    )
-
-
-def _rotary(c: _Config, name: str) -> ModelShape:
-    layers, hidden, heads = c.need("num_hidden_layers"), c.need("hidden_size"), c.need("num_attention_heads")
-    kv_heads = c.get("num_key_value_heads", default=heads)
-    head_dim = c.get("head_dim", default=256 if c.kind == "gemma3_text" else hidden // heads)
-    shape = ModelShape(
-        name,
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        c.get("intermediate_size", default=0),
-        c.need("vocab_size"),
-        tied=c.tied,
-        windows=_windows(c, layers),
-    )
-    shape = _with_experts(c, shape)
-    if c.kind == "deepseek_v3":
-        rank = c.get("q_lora_rank", default=0)
-        shape = replace(
-            shape,
-            kv_heads=heads,
-            query_rank=rank,
-            latent_rank=c.need("kv_lora_rank"),
-            head_dim=c.need("qk_nope_head_dim"),
-            rotary_dim=c.need("qk_rope_head_dim"),
-            value_dim=c.need("v_head_dim"),
-        )
-    return replace(shape, small_weights=_small_weights(c, shape))
-
-
-def _with_experts(c: _Config, shape: ModelShape) -> ModelShape:
-    if c.kind in ("mixtral", "gpt_oss"):
-        return replace(
-            shape,
-            ffn=0,
-            experts=c.need("num_local_experts", "num_experts"),
-            expert_ffn=shape.ffn,
-            active_experts=c.need("num_experts_per_tok", "experts_per_token"),
-        )
-    if c.kind == "qwen3_moe":
-        step, plain = c.get("decoder_sparse_step", default=1), c.get("mlp_only_layers", default=())
-        dense = sum(i in plain or (i + 1) % step != 0 for i in range(shape.layers))
-        return replace(
-            shape,
-            experts=c.need("num_experts", "num_local_experts"),
-            dense_layers=dense,
-            active_experts=c.need("num_experts_per_tok"),
-            expert_ffn=c.need("moe_intermediate_size"),
-        )
-    if c.kind == "deepseek_v3":
-        width = c.need("moe_intermediate_size")
-        return replace(
-            shape,
-            experts=c.need("n_routed_experts", "num_local_experts"),
-            expert_ffn=width,
-            active_experts=c.need("num_experts_per_tok"),
-            shared_ffn=width * c.get("n_shared_experts", default=0),
-            dense_layers=min(shape.layers, c.get("first_k_dense_replace", default=0)),
-        )
-    return shape
-
-
-def _windows(c: _Config, layers: int) -> tuple[int | None, ...] | None:
-    window = c.get("sliding_window")
-    if not window or (
-        c.kind in ("qwen2", "qwen3", "qwen3_moe", "smollm3") and not c.get("use_sliding_window", default=False)
-    ):
-        return None
-    kinds = c.get("layer_types")
-    if kinds:
-        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-    if c.kind == "gemma3_text":
-        every = c.get("sliding_window_pattern", "_sliding_window_pattern", default=6)
-        return tuple(None if (i + 1) % every == 0 else window for i in range(layers))
-    if c.kind == "gpt_oss":
-        return tuple(window if i % 2 == 0 else None for i in range(layers))
-    if c.kind in ("qwen2", "qwen3", "qwen3_moe"):
-        first = c.get("max_window_layers", default=layers)
-        return tuple(window if i >= first else None for i in range(layers))
-    return (window,) * layers if c.kind in ("mistral", "mixtral") else None
-
-
-def _small_weights(c: _Config, s: ModelShape) -> int:
-    """Norm gains, biases and attention sinks of the rotary family."""
-    width, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
-    bias = c.get("attention_bias", default=c.kind == "gpt_oss")
-    per_layer = (4 if c.kind == "gemma3_text" else 2) * s.hidden
-    if c.kind == "deepseek_v3":
-        per_layer += s.query_rank + s.latent_rank
-        if bias:
-            per_layer += s.query_rank + s.latent_rank + s.rotary_dim + s.hidden
-    elif c.kind == "qwen2":
-        per_layer += width + 2 * kv
-    elif bias:
-        per_layer += width + 2 * kv + s.hidden
-    if c.kind in ("qwen3", "qwen3_moe", "gemma3_text"):
-        per_layer += 2 * s.head_dim
-    total = s.layers * per_layer + s.hidden
-    if c.get("mlp_bias", default=False):
-        total += s.layers * (2 * s.ffn + s.hidden)
-    if c.kind == "gpt_oss":
-        total += s.layers * (s.heads + s.experts + s.experts * (2 * s.expert_ffn + s.hidden))
-    if c.kind == "deepseek_v3":
-        total += s.mixture_layers * s.experts  # the balancing bias of the router
-    return total

@@ -1,4 +1,4 @@
-"""Which devices there are, what they are called, and a stopwatch for each kind."""
+"""The available devices, their names, and a timer for each kind."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def available_devices() -> tuple[str, ...]:
 
 
 def resolve_device(name: str = "auto") -> str:
-    """The torch device for a wish: auto (the fastest that is there), cpu, cuda, cuda:1, ..., mps.
+    """The torch device for a name: auto (the fastest that is available), cpu, cuda, cuda:1, ..., mps.
 
-    Raises SettingsError, with what to do, if it is not there or no device at all.
+    Raises SettingsError, with what to do, if it is not available or not a device.
     """
     found = available_devices()
     if name == "auto":
@@ -50,7 +50,7 @@ def resolve_device(name: str = "auto") -> str:
 
 
 def device_name(device: str) -> str:
-    """What the device calls itself, e.g. 'NVIDIA L4' or the processor's model name."""
+    """The device's name, e.g. 'NVIDIA L4' or the processor's model name."""
     kind = torch.device(device).type
     if kind == "cuda":
         return torch.cuda.get_device_name(device)
@@ -97,7 +97,7 @@ def _version(package: str) -> str:
 
 
 def synchronise(device: str) -> None:
-    """Wait until the device has done all that it was given."""
+    """Wait until the device has finished all queued work."""
     kind = torch.device(device).type
     if kind == "cuda":
         torch.cuda.synchronize(device)
@@ -150,7 +150,7 @@ class Timer:
         return self._done.get(name, 0.0)
 
     def reset(self) -> None:
-        """Forget all sections."""
+        """Discard all sections."""
         self._pending.clear()
         self._done.clear()
 
@@ -161,6 +161,6 @@ def clock(device: str) -> Timer:
 
 
 def has_bf16_units() -> bool:
-    """Whether the processor multiplies in bfloat16 itself (AVX-512 or AMX), and torch makes use of it."""
+    """Whether the processor has bfloat16 instructions (AVX-512 or AMX) that torch uses."""
     able = torch.cpu.get_capabilities()
     return torch.ops.mkldnn._is_mkldnn_bf16_supported() and bool(able.get("avx512_bf16") or able.get("amx_bf16"))

@@ -1,4 +1,4 @@
-"""How much memory a device has free: the one place that says so. Imports neither torch nor psutil until it is asked."""
+"""Free memory of a device, within a container's limit. Imports torch and psutil only when called."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _GROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Control groups, version 2 and version 1: folder, limit, use, and the part of the use that is given back on demand."""
+"""Control groups, version 2 and version 1: folder, limit, use, and the part of the use that can be reclaimed."""
 
 
 def free_memory_bytes(device: str) -> int:
-    """Bytes that can still be had on a device ('cpu', 'cuda', 'cuda:1', 'mps'), now.
+    """Bytes that can still be allocated on a device ('cpu', 'cuda', 'cuda:1', 'mps'), now.
 
-    On a CPU the lesser of what the machine and what the container allows; Apple GPUs share the machine's memory.
-    Raises SpecVizError if psutil is missing, which tells it on CPUs.
+    On a CPU the lesser of the machine's and the container's free memory; Apple GPUs share the machine's memory.
+    Raises SpecVizError if psutil is missing, which is needed on CPUs.
     """
     kind = device.partition(":")[0]
     if kind == "cuda":
@@ -28,7 +28,9 @@ def free_memory_bytes(device: str) -> int:
     try:
         import psutil
     except ImportError:
-        raise SpecVizError("Free memory cannot be told without psutil: pip install -r requirements.txt.") from None
+        raise SpecVizError(
+            "Free memory cannot be determined without psutil: pip install -r requirements.txt."
+        ) from None
     free = min(psutil.virtual_memory().available, container_room())
     if kind == "mps":
         import torch
@@ -38,7 +40,7 @@ def free_memory_bytes(device: str) -> int:
 
 
 def container_room() -> int:
-    """What a container's own limit still allows, in bytes; UNLIMITED where there is none."""
+    """Bytes left within a container's memory limit; UNLIMITED without a limit."""
     for folder, limit, used, inactive in _GROUPS:
         try:
             most = (Path(folder) / limit).read_text().strip()
@@ -46,7 +48,7 @@ def container_room() -> int:
                 return UNLIMITED
             now = int((Path(folder) / used).read_text())
             lines = (Path(folder) / "memory.stat").read_text().splitlines()
-            # pages of files count as used but are given back when memory is wanted
+            # cached file pages count as used but are reclaimed on demand
             spare = next((int(line.split()[1]) for line in lines if line.split()[0] == inactive), 0)
             return max(0, int(most) - now + spare)
         except (OSError, ValueError, IndexError):

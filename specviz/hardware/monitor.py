@@ -1,8 +1,8 @@
-"""The load of the device while something decodes: one thread that samples into a bounded buffer.
+"""Monitors a device's load during a run: one thread samples into a bounded buffer.
 
-On NVIDIA GPUs it asks NVML (the optional package nvidia-ml-py): streaming-multiprocessor and memory utilization, power,
-clock, memory in use, temperature and energy. Elsewhere psutil tells the load of each processor core and memory. What is
-missing is said in a sentence (`note`), never hidden.
+On NVIDIA GPUs it reads NVML (the optional package nvidia-ml-py): streaming-multiprocessor and memory utilization,
+power, clock, memory in use, temperature and energy. Elsewhere psutil gives the load of each processor core and memory.
+What is missing is said in a sentence (`note`), never hidden.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ INTERVAL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Sample:
-    """One look at the device. Shares are in 0..1; None: not told by this device."""
+    """One sample of the device's load. Shares are in 0..1; None: not reported by this device."""
 
     seconds: float
     """Since the monitor was started."""
@@ -40,7 +40,7 @@ class Sample:
 
 
 class Source:
-    """Where samples come from: `read(seconds)` gives one, `close()` lets go, `note` says what cannot be told."""
+    """A source of samples: `read(seconds)` returns one, `close()` frees it, `note` says what is missing."""
 
     name = ""
     note = ""
@@ -49,7 +49,7 @@ class Source:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing to let go of by default."""
+        """Nothing to free by default."""
 
 
 class NvmlSource(Source):
@@ -65,7 +65,9 @@ class NvmlSource(Source):
             library.nvmlShutdown()
             raise
         self._energy_start = self._ask(library.nvmlDeviceGetTotalEnergyConsumption)
-        self._joules, self._last = 0.0, None
+        self._joules = 0.0
+        self._last: tuple[float, float] | None = None
+        """Seconds and watts of the sample before"""
         absent = [
             what
             for what, value in (
@@ -74,7 +76,7 @@ class NvmlSource(Source):
             )
             if value is None
         ]
-        self.note = f"This GPU does not tell its {' and '.join(absent)}." if absent else ""
+        self.note = f"This GPU does not report its {' and '.join(absent)}." if absent else ""
 
     def _ask(self, question: Callable, *arguments):
         """The answer, or None where the device or the permission lacks it."""
@@ -140,7 +142,7 @@ class ProcessorSource(Source):
 
 
 class SilentSource(Source):
-    """Nothing can be told; `note` says why."""
+    """No figures are available; `note` says why."""
 
     def __init__(self, note: str):
         self.name, self.note = "none", note
@@ -162,7 +164,7 @@ def source(device: str) -> Source:
             except library.NVMLError as error:
                 note = f"NVML cannot be used here ({error}). Shown is the processor."
     elif device == "mps":
-        note = "This system tells programs nothing of its GPU's load. Shown is the processor."
+        note = "This system does not report its GPU's load. Shown is the processor."
     library = _library("psutil")
     if library is None:
         return SilentSource("To see the load of the processor, install psutil.")
@@ -179,7 +181,7 @@ def _library(name: str):
 class Monitor:
     """Samples a source in a thread from `start` to `stop`; also a context manager. Keeps the last samples only.
 
-    With `patience` it also stops by itself once nobody has asked for samples for that many seconds.
+    With `patience` it also stops once `samples` was not called for that many seconds.
     """
 
     def __init__(
@@ -196,7 +198,7 @@ class Monitor:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self.note = ""
-        """What cannot be told, in a sentence; empty if nothing is missing."""
+        """Which figures are missing, in a sentence; empty if none."""
         self.spent_seconds = 0.0
         """Processor time that sampling itself took."""
 

@@ -1,8 +1,10 @@
-"""Bytes per stored weight by the quantisation in a config.json, scales included where their number is given."""
+"""Bytes per weight of quantised models, from their config.json; scales are included where their number is given."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from specviz.errors import SettingsError
 
@@ -24,7 +26,7 @@ class Stored:
 def stored(config: dict, plain: float) -> Stored | None:
     """How the weights of a config.json are stored; None if it is not quantised. plain: bytes of a weight that is not.
 
-    Raises SettingsError with the method's name where the config does not tell the bits.
+    Raises SettingsError with the method's name where the bits per weight do not follow from the config.
     """
     found = next(
         (config[key] for key in ("quantization_config", "compression_config", "quantization") if config.get(key)), None
@@ -109,15 +111,15 @@ def _hqq(found: dict) -> float | None:
     return _grouped(inner, "nbits", zero=SCALE_BYTES) if isinstance(inner, dict) else None
 
 
-def _whole(value: object) -> bool:
+def _whole(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _block(value: object) -> bool:
+def _block(value: object) -> TypeGuard[Sequence[int]]:
     return isinstance(value, list | tuple) and len(value) == 2 and all(map(_whole, value))
 
 
-_METHODS = {
+_METHODS: dict[str, Callable[[dict], float | None]] = {
     "bitsandbytes": _bitsandbytes,
     "gptq": lambda found: _grouped({"group_size": 128} | found),
     "awq": _awq,

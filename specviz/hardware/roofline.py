@@ -1,6 +1,6 @@
-"""Points on the roofline: what a step did, against what the device could have done in the same time.
+"""The roofline model: measured steps against the compute and memory limits of the device.
 
-Pure arithmetic over Cost, seconds and Ceilings; knows no model, no device and no torch.
+Pure arithmetic over Cost, seconds and Ceilings, without torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from specviz.trace.records import Baseline, Ceilings, Cost, Round
 
 Kind = Literal["plain", "verify", "draft", "prefill"]
 TOLERANCE = 0.02
-"""How far above a roof a point may lie before it is flagged: timers and medians are no finer."""
+"""How far above a roof a point may lie before it is flagged: the resolution of timers and medians."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Point:
     """Share that neither roof explains: launches, Python, and kernels that fall short of the roofs."""
     flagged: bool
     """True: the point lies above a roof, so the time, the count or the roof is wrong (often: a roof that was
-    measured while the machine was busy). Its fractions are then held at 1."""
+    measured while the machine was busy). Its fractions are then limited to 1."""
     roof: Literal["memory", "compute"] = "memory"
     """Which roof stands above the point, by its intensity alone."""
 
@@ -65,7 +65,7 @@ class Point:
 
 
 def point(kind: str, cost: Cost, seconds: float, ceilings: Ceilings) -> Point:
-    """Where a step of `cost` that took `seconds` lies under `ceilings`.
+    """The roofline point of a step of `cost` that took `seconds`, under `ceilings`.
 
     Raises SettingsError for a time or a traffic that is not above 0: such a step has no place on the roofline.
     """
@@ -78,7 +78,7 @@ def point(kind: str, cost: Cost, seconds: float, ceilings: Ceilings) -> Point:
     flagged = max(busy, stream) > 1 + TOLERANCE
     busy, stream = min(1.0, busy), min(1.0, stream)
     intensity = cost.flops / cost.bytes
-    roof = "memory" if intensity < ceilings.ridge else "compute"
+    roof: Literal["memory", "compute"] = "memory" if intensity < ceilings.ridge else "compute"
     return Point(
         kind=kind,
         flops=cost.flops,
@@ -153,8 +153,8 @@ def modelled_seconds(cost: Cost, ceilings: Ceilings, overhead_seconds: float = 0
 
 @dataclass(frozen=True)
 class Explained:
-    """The time of a measured pass, in seconds, by what it goes to. The parts add up to the measured time unless the
-    model says more than was measured: then `rest` is below 0."""
+    """The time of a measured pass in seconds, by cause. The parts add up to the measured time; `rest` is negative where
+    the modelled time exceeds it."""
 
     roofs: float
     """What the slower roof allows: modelled."""
@@ -186,7 +186,7 @@ class Explained:
                 "overlaps with arithmetic"
             )
         if self.kernels >= self.rest:
-            return "the matrix products of so few rows do not reach the roofs"
+            return "matrix products of few rows do not reach the roofs"
         return "attention, norms and activations take more than their counted traffic"
 
 
@@ -201,11 +201,11 @@ def explained(
     linear_seconds: float | None = None,
     linear_cost: Cost | None = None,
 ) -> Explained:
-    """Take a measured pass apart. What was not measured (None) counts as nothing and so falls to the rest."""
+    """Split the time of a measured pass. What was not measured (None) is part of the rest."""
     roofs = modelled_seconds(cost, ceilings)
     allowed = modelled_seconds(linear_cost, ceilings) if linear_cost else 0.0
     left = max(0.0, seconds - roofs - (dispatch or 0.0))
-    # timed apart from the pass, the products may come out longer than the whole of it: no more is ascribed than is left
+    # timed separately, the products may take longer than the whole pass: limited to the time that is left
     kernels = 0.0 if linear_seconds is None else min(left, max(0.0, linear_seconds - allowed))
     return Explained(roofs, dispatch or 0.0, kernels, seconds - roofs - (dispatch or 0.0) - kernels)
 

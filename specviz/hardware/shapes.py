@@ -1,7 +1,7 @@
-"""Shapes of models without their weights: well-known ones, any config.json, any model of the Hugging Face Hub.
+"""Model shapes without weights: built-in ones, and those of any config.json.
 
-A shape is all that the cost of a pass depends on, so it can be put on any device, modelled. The well-known ones are
-written as the config.json that each is published with, in the keys that count.
+The cost of a pass depends on the shape only, so it can be modelled for any device. The built-in shapes are given by the
+relevant keys of the config.json that each model is published with.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from dataclasses import replace
 
 from specviz.errors import SettingsError
+from specviz.hardware.config_shapes import model_shape
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.quantised import stored
 
@@ -96,10 +97,10 @@ CONFIGS: dict[str, dict] = {
 
 
 def from_config(config: dict, name: str | None = None) -> ModelShape:
-    """The shape of a config.json, its weights as wide as it says they are published. Raises SpecVizError."""
+    """The shape of a config.json, with the bytes per weight of its dtype and quantisation. Raises SpecVizError."""
     text = config["text_config"] if isinstance(config.get("text_config"), dict) else config
     width = {"float32": 4.0}.get(str(text.get("dtype") or text.get("torch_dtype") or config.get("torch_dtype")), 2.0)
-    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
+    shape = model_shape(config, weight_bytes=width, cache_bytes=max(2.0, width), name=name)
     found = stored(config if text is config else text | config, width)
     if found is None:
         return shape

@@ -1,4 +1,4 @@
-"""ctypes binding of kernels.c: its structures, its functions, and checks of the tensors that it is given.
+"""ctypes binding of kernels.c: structures, functions, and checks of the tensors passed to it.
 
 `kernels` is None where the library cannot be built (another system, an older processor, no compiler): callers then use
 torch's operators. `missing_requirement` says why.
@@ -63,7 +63,7 @@ class SerialHead(ctypes.Structure):
         *_fields("hidden inner outputs", ""),
         ("eps", _FLOAT),
         ("embedding_bits", _INT),
-        *_fields("", "embedding gain of_tokens outer head"),
+        *_fields("", "embedding gain from_tokens outer head"),
     ]
 
 
@@ -80,6 +80,13 @@ _ARGUMENTS = {
 def kernels(bits: int = 4) -> ctypes.CDLL | None:
     """The functions of kernels.c for weights of 4, 8, 16 or 32 bits; None: see missing_requirement(bits)."""
     return None if missing_requirement(bits) else _library()[0]
+
+
+def require(bits: int = 4) -> ctypes.CDLL:
+    """As `kernels`. Raises ValueError with what is missing where there are none."""
+    if (found := kernels(bits)) is None:
+        raise ValueError(f"it needs {missing_requirement(bits)}.")
+    return found
 
 
 @functools.lru_cache

@@ -15,7 +15,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +49,7 @@ AVX512 = InstructionSet(
 BF16 = InstructionSet("AVX-512 BF16", ("avx512_bf16",), ("-mavx512bf16",))
 AMX = InstructionSet("AMX", ("amx_tile", "amx_bf16"), ("-mamx-tile", "-mamx-bf16"))
 EXTENSIONS = (BF16, AMX)
-"""Used in addition where the processor has them and the compiler knows them; the last is given up first."""
+"""Used in addition where the processor has them and the compiler knows them; the last is left out first."""
 
 FLAGS = ("-O3", "-std=c11", "-shared", "-fPIC", "-fopenmp")
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -64,11 +63,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class BuildError(Exception):
-    """There is no library. The message says what is missing, in words that follow "it needs"."""
+    """The library could not be built or loaded. The message is what is missing, in words that follow "it needs"."""
 
 
 def instruction_set() -> InstructionSet:
-    """The instructions to compile for; further sets would be chosen here, the fastest first.
+    """The instructions to compile for; further instruction sets would be added here, the fastest first.
 
     $SPECVIZ_KERNELS is auto (the default) or off. Raises BuildError if there are no kernels for this machine or they
     are off, and SettingsError for another value.
@@ -117,7 +116,7 @@ def _library_path(sets: tuple[InstructionSet, ...], compiler: str | None) -> Pat
 
 
 def _version(compiler: str) -> str:
-    """What the compiler says of its version; "" if it says nothing."""
+    """The output of the compiler's --version; "" if it fails."""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.run(
             [compiler, "--version"], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
@@ -138,19 +137,19 @@ def _compile(to: Path, base: InstructionSet, extensions: list[InstructionSet], c
     folder cannot be written to."""
     if compiler is None:
         raise BuildError("the compiler gcc, to compile its kernels once")
-    to.parent.mkdir(parents=True, exist_ok=True)
-    reason = ""
-    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
-        made = Path(folder) / to.name
+
+    def write(library: Path) -> None:
+        reason = ""
         for flags in _attempts(base, extensions):
-            reason = _run_compiler([compiler, *FLAGS, *flags, str(SOURCE), *_openmp(), "-lm", "-o", str(made)])
+            reason = _run_compiler([compiler, *FLAGS, *flags, str(SOURCE), *_openmp(), "-lm", "-o", str(library)])
             if not reason:
                 break
             _LOG.info("kernels.c was not compiled with %s: %s", " ".join(flags), reason)
         else:
             raise BuildError(f"the compiler gcc, to compile its kernels once ({reason})")
-        made.write_bytes((content := made.read_bytes()) + _CHECKSUM(content).digest())
-        os.replace(made, to)
+        library.write_bytes((content := library.read_bytes()) + _CHECKSUM(content).digest())
+
+    paths.write_atomically(to, write)
     _remove_old(to.parent)
 
 
@@ -161,7 +160,7 @@ def _attempts(base: InstructionSet, extensions: list[InstructionSet]) -> Iterato
 
 
 def _openmp() -> list[str]:
-    """torch's own OpenMP library: a second one would bring threads of its own, which wait by spinning."""
+    """torch's own OpenMP library: a second one would add its own threads, which wait by spinning."""
     return [str(path) for path in sorted(Path(torch.__file__).with_name("lib").glob("libgomp*"))]
 
 

@@ -27,13 +27,12 @@ class PackedLinear:
     def __init__(self, weight: torch.Tensor, bits: int, nearest: bool = False):
         """bits: 4, 8, 16 or 32. nearest: quantize a weight that was not published in that format; otherwise ValueError
         is raised for it. ValueError too where there are no kernels for these bits."""
-        self._kernels = binding.kernels(bits)
-        packed = None if self._kernels is None else pack(weight, bits, nearest)
+        self._kernels = binding.require(bits)
+        packed = pack(weight, bits, nearest)
         if packed is None:
-            levels = f"weights published on {2**bits} levels in groups of {GROUP}"
-            raise ValueError(f"it needs {binding.missing_requirement(bits) or levels}.")
+            raise ValueError(f"it needs weights published on {2**bits} levels in groups of {GROUP}.")
         self.packed, self.bits = packed, bits
-        self.shape = tuple(weight.shape)
+        self.shape: tuple[int, ...] = tuple(weight.shape)
         self.weight_bytes = bytes_per_weight(bits)
         outputs, inputs = self.shape
         self._layout = (outputs // OUTPUTS, inputs // GROUP, round(self.weight_bytes * GROUP * OUTPUTS))
@@ -76,8 +75,8 @@ def _has_whole_blocks(weight: torch.Tensor) -> bool:
 def pack(weight: torch.Tensor, bits: int, nearest: bool = False) -> torch.Tensor | None:
     """A weight [out, in] in products.h's layout: uint8 [out / 16, in / 32, bytes of a group].
 
-    None if out or in is not a multiple of 16 or 32, or if 4 or 8 bits do not hold the weight exactly and `nearest` does
-    not ask for the nearest levels. Exact are weights whose groups reach their outermost levels, as llama.cpp's do.
+    None if out or in is not a multiple of 16 or 32, or if 4 or 8 bits do not represent the weight exactly and `nearest`
+    is False. The levels are exact if every group uses the lowest and the highest level, as in files by llama.cpp.
     """
     if not _has_whole_blocks(weight):
         return None

@@ -1,7 +1,7 @@
-"""May this drafter draft for this target? Compares what token ids mean, from tokenizers and configs alone.
+"""Vocabulary compatibility of drafter and target: token ids are compared, from tokenizers and configs alone.
 
-Speculative decoding compares p and q token by token, so that every id that both models can emit must stand for
-the same text. Equal sizes prove nothing, and different sizes need not matter: vocabularies are often padded.
+Speculative decoding compares p and q token by token, so every id that both models can emit must stand for the same
+text. Equal sizes are not sufficient, and different sizes can be fine: vocabularies are often padded.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from specviz.errors import PairError
 
 @dataclass(frozen=True)
 class VocabularyMatch:
-    """The outcome of `compare`."""
+    """Result of `compare`."""
 
     ok: bool
     reason: str
-    """One sentence: why it does not fit, or in what harmless way the two differ."""
+    """One sentence: why they are incompatible, or how they differ without harm."""
     shared: int
-    """ids 0 .. shared - 1 exist in both models; the drafter may propose only these. 0 if they do not fit."""
+    """ids 0 .. shared - 1 exist in both models; the drafter may propose only these. 0 if they are incompatible."""
 
 
 def compare(target_tokenizer, draft_tokenizer, target_vocab_size: int, draft_vocab_size: int) -> VocabularyMatch:
     """Compare two transformers tokenizers id by id. The sizes are the models' (rows of the LM head).
 
-    They fit if no id stands for two different texts, each has next to all the tokens of the other, and both
+    They are compatible if no id means two different texts, each has nearly all tokens of the other, and both
     end a text with the same token. A handful of tokens that only one names (added later, or mere padding to
-    the other) does no harm: the drafter just never proposes them.
+    the other) is harmless: the drafter never proposes them.
     """
     shared = min(target_vocab_size, draft_vocab_size)
     target, draft = meanings(target_tokenizer), meanings(draft_tokenizer)

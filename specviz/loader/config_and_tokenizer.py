@@ -1,4 +1,4 @@
-"""The config and the tokenizer of a model folder; transformers is imported only where it is needed."""
+"""Loads config and tokenizer of a model folder; transformers is imported only for models that need it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from specviz.loader import llama, model_folder, tokenizer
 
 
 def load_config(folder: Path | str, stock: bool = False):
-    """The config of a folder: models.llama's for a plain Llama, otherwise, and if `stock` asks for it, transformers'.
-    Raises FetchError; never runs code that a folder brings along."""
+    """The config of a folder: loader.llama's for a plain Llama, otherwise, and if `stock`, transformers'.
+    Raises FetchError; never runs code from the folder."""
     folder = Path(folder)
     raw = model_folder.read_config(folder)
     if not stock and (plain := llama.config_of(folder, raw)) is not None:
@@ -20,7 +20,7 @@ def load_config(folder: Path | str, stock: bool = False):
     try:
         config = classes.AutoConfig.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        hint = " (it wants to run code of its own, which SpecViz does not do)" if raw.get("auto_map") else ""
+        hint = " (it needs to run code from its folder, which SpecViz does not do)" if raw.get("auto_map") else ""
         raise FetchError(
             f"The model type {raw['model_type'][:60]!r} is not known to transformers{hint}: {_line(error)}."
         ) from None
@@ -30,7 +30,7 @@ def load_config(folder: Path | str, stock: bool = False):
 
 
 def load_tokenizer(folder: Path | str, stock: bool = False):
-    """The tokenizer of a folder: models.tokenizer's where that is enough, otherwise, and if `stock` asks for it,
+    """The tokenizer of a folder: loader.tokenizer's where that is sufficient, otherwise, and if `stock`,
     transformers'. Raises FetchError."""
     folder = Path(folder)
     model_folder.check_tokenizer(folder)
@@ -50,7 +50,7 @@ LOADING = threading.Lock()
 
 
 def transformers():
-    """The transformers package, imported only where it is needed (it takes seconds) and told to be silent."""
+    """The transformers package, imported when first needed (it takes seconds), with its messages switched off."""
     with _importing:
         import transformers as package
 

@@ -1,7 +1,7 @@
-"""From a Source to a folder that is ready to load: download, check, convert, each with progress and a way to stop.
+"""Fetches a model: from a Source to a folder that is ready to load (download, check, convert), with progress and stop.
 
-A folder under `paths.models()` appears by one rename, so what is there is whole. All that happens before
-happens in a neighbour whose name ends in `.work`, which the next fetch takes up or removes.
+A folder under `paths.models()` appears by one rename, so it is always complete. Work happens in a neighbouring folder
+whose name ends in `.work`, which the next fetch reuses or removes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _fetch(source: Source, job: Job) -> Path:
 def fetch_small(source: Source, job: Job | None = None) -> Path:
     """A folder with config and tokenizer, perhaps without weights: enough to compare vocabularies.
 
-    From the Hub only these small files are downloaded; other sources have nothing to gain and are fetched whole.
+    From the Hub only these small files are downloaded; other sources are fetched completely.
     """
     if source.kind != "hub" or fetched(source) is not None:
         return fetch(source, job)
@@ -132,7 +132,7 @@ def _convert(file: Path, folder: Path, work: Path, job: Job) -> None:
 
 @contextlib.contextmanager
 def _workplace(folder: Path, job: Job) -> Iterator[Path]:
-    """A work folder beside `folder`, held by one process at a time and removed at the end, come what may.
+    """A work folder beside `folder`, locked for one process at a time and always removed at the end.
 
     The lock belongs to the operating system, so that it falls with a process that dies; what that one left in
     the work folder is still there for the next.

@@ -1,4 +1,4 @@
-"""A look through weights at loading: NaN or infinite ones are refused by the tensor's name."""
+"""Check of weights at loading: tensors with NaN or infinite values are refused by name."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ def check_weights(
     precision: str = "fp32",
     stored: Callable[[str], torch.Tensor | None] = lambda name: None,
 ) -> None:
-    """Refuse weights that are NaN or infinite. Waits for the device once.
+    """Raise NotFiniteError if a weight is NaN or infinite. Synchronizes with the device once.
 
-    stored: a tensor as its file has it, to tell a damaged file from weights that do not fit `precision`. Raises
-    NotFiniteError with the tensor's name.
+    stored: returns a tensor as stored in its file, to distinguish a damaged file from weights beyond the range of
+    `precision`.
     """
     named = [(name, t) for name, t in tensors if t.is_floating_point() and t.numel() and t.device.type != "meta"]
     if not named:
         return
-    # NaN and infinity show in the least and the largest: one pass over the weights, and nothing is kept
+    # minimum and maximum are finite only if all values are: one pass over the weights, no temporary copy
     ends = torch.stack([end.float() for _, t in named for end in torch.aminmax(t)])
     for (name, _), finite in zip(named, ends.view(-1, 2).isfinite().all(1).tolist()):
         if not finite:
             before = stored(name)
             if before is not None and bool(before.isfinite().all()):
                 raise NotFiniteError(
-                    f"The weights of {whose} do not fit {precision}: {name} has numbers beyond its range. "
+                    f"The weights of {whose} do not fit {precision}: {name} has values beyond its range. "
                     "Choose bf16 or fp32."
                 )
             raise NotFiniteError(
@@ -43,7 +43,7 @@ def check_weights(
 
 
 def stored_tensor(folder: Path, name: str) -> torch.Tensor | None:
-    """A tensor of a model folder as its file has it; None if there is none of that name."""
+    """A tensor of a model folder as stored in its file; None if there is none of that name."""
     for file in weight_files(folder):
         try:
             with safe_open(file, "pt") as tensors:

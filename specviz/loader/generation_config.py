@@ -1,4 +1,4 @@
-"""What a model's generation_config.json asks for beside the sampling settings, which SpecViz takes from the person."""
+"""Entries of generation_config.json that change a text and that SpecViz does not implement, or takes from the user."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEUTRAL: dict[str, tuple] = {
     "stop_strings": ([], ""),
     "remove_invalid_values": (False,),
 }
-"""Entries that change a text and that SpecViz does not do, each with the values that ask for nothing; null is one."""
+"""Entries that change a text and that SpecViz does not do, each with its neutral values; null is always neutral."""
 SAMPLING = ("temperature", "top_p", "top_k")
 
 
@@ -48,13 +48,13 @@ def read(folder: Path) -> dict:
 
 
 def unsupported(folder: Path) -> dict:
-    """The entries of a model folder that ask for something SpecViz does not do."""
+    """The entries of a model folder that request something SpecViz does not implement."""
     entries = read(folder)
     return {k: entries[k] for k, none in NEUTRAL.items() if entries.get(k) is not None and entries[k] not in none}
 
 
 def note(folder: Path) -> str:
-    """A sentence for a run on what the folder asks for and a run does not do by itself; "" if that is nothing."""
+    """A note on entries that a run does not apply by itself; "" if there are none."""
     entries, asked = read(folder), unsupported(folder)
     said = []
     if asked:
@@ -62,9 +62,9 @@ def note(folder: Path) -> str:
             f"This model's generation_config asks for {_listed(asked)}, which SpecViz does not do: a program that "
             "obeys it writes another text."
         )
-    wished = {name: entries[name] for name in SAMPLING if entries.get(name) is not None}
-    if entries.get("do_sample") is True and wished:
-        said.append(f"Its generation_config suggests {_listed(wished)}; a run uses the settings it was given.")
+    suggested = {name: entries[name] for name in SAMPLING if entries.get(name) is not None}
+    if entries.get("do_sample") is True and suggested:
+        said.append(f"Its generation_config suggests {_listed(suggested)}; a run uses the settings it was given.")
     return " ".join(said)
 
 

@@ -1,7 +1,7 @@
-"""A GGUF file becomes a Hugging Face folder, once: config, tokenizer, chat template and fp32 safetensors.
+"""Converts a GGUF file to a Hugging Face folder: config, tokenizer, chat template and fp32 safetensors.
 
-`python -m specviz.loader.gguf FILE FOLDER` is how `fetch` runs it: the reader is pure Python and would hold
-up everything else in this process, and a child can be stopped at any moment and gives all its memory back.
+`fetch` runs it as `python -m specviz.loader.gguf FILE FOLDER`: the reader is pure Python and would block this process,
+and a child process can be stopped at any time and frees all its memory.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from specviz.loader.child_process import send
 STAGES = ("Reading the GGUF file", "Dequantising the weights", "Writing safetensors")
 
 
-def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | None = None) -> None:
+def convert(file: Path, folder: Path, report: Callable[[str, int, int], None] | None = None) -> None:
     """Read a GGUF file, dequantise it to fp32 and write it into an existing empty folder.
 
-    `tell(stage, done, of)` is called as it goes. A tied head is not stored twice. Raises FetchError if the
+    `report(stage, done, of)` is called as it goes. A tied head is not stored twice. Raises FetchError if the
     file is damaged or of a kind that transformers cannot read.
     """
     import torch
     from safetensors.torch import save_file
 
     classes = transformers()
-    tell = tell or (lambda stage, done, of: None)
+    report = report or (lambda stage, done, of: None)
     check_magic(file)
     where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "local_files_only": True}
-    tell(STAGES[0], 0, 2)
+    report(STAGES[0], 0, 2)
     try:
         facts, tokens, factors, elements = read_facts(file)
         tokenizer = _tokenizer(facts, file.name, where)
-        tell(STAGES[0], 1, 2)
+        report(STAGES[0], 1, 2)
         config = classes.AutoConfig.from_pretrained(**where)
         gguf_facts.complete(config, facts, factors, gguf_facts.end_tokens(facts, tokens), file.name)
         module = classes.AutoModelForCausalLM.from_pretrained(**where, config=config, dtype=torch.float32)
@@ -48,7 +48,7 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
     except Exception as error:  # gguf and transformers raise many kinds on damaged or unknown files
         reason = " ".join(str(error).split())[:240].rstrip(".") or type(error).__name__
         raise FetchError(f"{file.name} cannot be converted ({reason}): download it again or choose another.") from None
-    tell(STAGES[2], 0, 1)
+    report(STAGES[2], 0, 1)
     settings = module.config.to_dict()
     # The loader marks the model as quantised although its weights now are not.
     settings.pop("quantization_config", None)
@@ -61,11 +61,11 @@ def convert(file: Path, folder: Path, tell: Callable[[str, int, int], None] | No
             seen.add(tensor.data_ptr())
             state[name] = tensor.contiguous()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    tell(STAGES[2], 1, 1)
+    report(STAGES[2], 1, 1)
 
 
 def read_facts(file: Path) -> tuple[dict[str, Any], list[str], list[float] | None, int]:
-    """What a GGUF file says: metadata, the vocabulary, the factors of its rotary frequencies, its number of weights."""
+    """Metadata, vocabulary, RoPE frequency factors and number of weights of a GGUF file."""
     import gguf
 
     reader = gguf.GGUFReader(file)
@@ -79,7 +79,7 @@ def read_facts(file: Path) -> tuple[dict[str, Any], list[str], list[float] | Non
 
 
 def _check_weights(module, elements: int, name: str) -> None:
-    """Raises FetchError unless the module has as many weights as the file: others would be left out, or random."""
+    """Raises FetchError unless the module has as many weights as the file: else some were dropped or are random."""
     own = sum({p.data_ptr(): p.numel() for p in module.parameters()}.values())
     if own != elements:
         raise FetchError(
@@ -110,7 +110,7 @@ def _tokenizer(facts: dict[str, Any], name: str, where: dict):
 
 
 def _as_written(tokenizer):
-    """The same tokenizer, saved so that tokenizer.json says all: bos and eos are added by its template, and no class of
+    """The same tokenizer with all settings in tokenizer.json: bos and eos are added by its template, and no class of
     an architecture puts its own splitting in place of the file's."""
     tokenizer.update_post_processor()
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
@@ -137,8 +137,8 @@ def check_magic(file: Path) -> None:
         raise FetchError(f"{file} is no GGUF file: download it again.")
 
 
-def _lighten(tell: Callable[[str, int, int], None]) -> None:
-    """Halve the time and tell the progress: transformers parses the file three times over, builds its table of
+def _lighten(report: Callable[[str, int, int], None]) -> None:
+    """Halve the time and report progress: transformers parses the file three times over, builds its table of
     names once per module, and reports only to a bar on the terminal. Only ever done in a child process."""
     import gguf
     from transformers import modeling_gguf_pytorch_utils as reader
@@ -146,24 +146,24 @@ def _lighten(tell: Callable[[str, int, int], None]) -> None:
     def bar(tensors: Iterable, **_):
         tensors = list(tensors)
         for number, tensor in enumerate(tensors):
-            tell(STAGES[1], number, len(tensors))
+            report(STAGES[1], number, len(tensors))
             yield tensor
-        tell(STAGES[1], len(tensors), len(tensors))
+        report(STAGES[1], len(tensors), len(tensors))
 
-    gguf.GGUFReader = functools.lru_cache(gguf.GGUFReader)
-    gguf.get_tensor_name_map = functools.lru_cache(gguf.get_tensor_name_map)
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, functools.lru_cache(getattr(gguf, name)))
     if hasattr(reader, "tqdm"):
         reader.tqdm = bar
 
 
 def _main(file: str, folder: str) -> None:
-    def tell(stage: str, done: int, of: int) -> None:
+    def report(stage: str, done: int, of: int) -> None:
         send(stage=stage, done=done, of=of)
 
     try:
-        tell(STAGES[0], 0, 2)
-        _lighten(tell)
-        convert(Path(file), Path(folder), tell)
+        report(STAGES[0], 0, 2)
+        _lighten(report)
+        convert(Path(file), Path(folder), report)
         send(result=folder)
     except FetchError as error:
         send(error=str(error))

@@ -1,7 +1,7 @@
-"""What a GGUF file says beside its weights: each value is found again in the config, or refused with its name.
+"""Checks that a converted config keeps every value of a GGUF file's metadata; adds missing ones or refuses the file.
 
-transformers carries over the values it knows and drops the rest without a word. A dropped value (scaled rotary
-positions, a soft cap, biases) makes another model of the same weights.
+transformers converts the values it knows and silently drops the rest. A dropped value (scaled RoPE, a soft cap, biases)
+makes a different model of the same weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _NEUTRAL = {
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
 }
-"""Values that change nothing, whatever the config says."""
+"""Values without effect in any config."""
 _ROPE = (
     "rope.freq_base",
     "rope.dimension_count",
@@ -64,7 +64,7 @@ _ROPE = (
     "rope.scaling.yarn_beta_slow",
     "attention.scale",
 )
-"""Keys that `_set_rope` and `_fits` deal with."""
+"""Keys handled by `_set_rope` and `_fits`."""
 _TOKENIZER = {
     "model",
     "pre",
@@ -127,7 +127,8 @@ FACTORS = "rope_freqs.weight"
 
 def end_tokens(facts: dict[str, Any], tokens: list[str]) -> list[int]:
     """Ids that end a text: of the keys for it, and control tokens of a known spelling."""
-    found = {facts.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")} - {None}
+    keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
+    found: set[int] = {facts[key] for key in keys if facts.get(key) is not None}
     kinds = facts.get("tokenizer.ggml.token_type") or []
     named = {text: i for i, (text, kind) in enumerate(zip(tokens, kinds)) if kind == _CONTROL and text in ENDS}
     if {"<|return|>", "<|call|>"} <= named.keys():  # there <|end|> ends a part of an answer only
@@ -169,7 +170,7 @@ def _outside_is_known(key: str, value) -> bool:
 
 
 def _fits(config, key: str, value, own: dict[str, Any]) -> bool:
-    """Whether a value is one that the config has too, or that changes nothing."""
+    """Whether the config has the same value, or the value has no effect."""
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     if key in _NEUTRAL and _same(value, _NEUTRAL[key]):
         return True

@@ -43,8 +43,8 @@ def download(source: Source, job: Job, weights: bool = True) -> Path:
     return Path(run_child("specviz.loader.hub", arguments, job, on_message)["result"])
 
 
-def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], weights: bool = True) -> str:
-    """Download what a model needs of a repository; `tell(done, of)` in bytes. Returns the folder.
+def snapshot(repo: str, revision: str | None, report: Callable[[int, int], None], weights: bool = True) -> str:
+    """Download what a model needs of a repository; `report(done, of)` in bytes. Returns the folder.
 
     safetensors only: a repository that has its weights as pickle files alone is refused. Raises FetchError.
     """
@@ -62,13 +62,13 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
         if "config.json" not in chosen:
             raise FetchError(f"{repo} has no config.json: it is not a transformers model.")
         check_before_download(hub_config(repo, revision), repo)
-        here = sum(file.file_size for file in plan if file.filename == "config.json" and file.will_download)
+        here = sum(file.file_size or 0 for file in plan if file.filename == "config.json" and file.will_download)
         if not weights:
             chosen = {name for name in chosen if ".safetensors" not in name}
-        wanted = sum(file.file_size for file in plan if file.filename in chosen and file.will_download)
+        wanted = sum(file.file_size or 0 for file in plan if file.filename in chosen and file.will_download)
         check_disk(Path(constants.HF_HUB_CACHE), wanted + SPARE_DISK_BYTES, f"The model {repo}")
         return huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=sorted(chosen), tqdm_class=_bar(tell, wanted, here)
+            repo, revision=revision, allow_patterns=sorted(chosen), tqdm_class=_bar(report, wanted, here)
         )
     except FetchError:
         raise
@@ -76,7 +76,7 @@ def snapshot(repo: str, revision: str | None, tell: Callable[[int, int], None], 
         raise FetchError(explain(error, repo, revision)) from None
 
 
-def _bar(tell: Callable[[int, int], None], wanted: int, here: int):
+def _bar(report: Callable[[int, int], None], wanted: int, here: int):
     """A progress bar class that counts bytes, from `here` on, instead of drawing.
 
     The client makes one bar of bytes received, one of bytes written and one of files; the bytes written count, as they
@@ -95,7 +95,7 @@ def _bar(tell: Callable[[int, int], None], wanted: int, here: int):
         def update(self, n=1):
             if self._counts:
                 self.done += int(n or 0)
-                tell(min(self.done, wanted), wanted)
+                report(min(self.done, wanted), wanted)
 
     return Bar
 

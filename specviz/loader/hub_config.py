@@ -1,4 +1,4 @@
-"""The config.json of a Hub model, by its id: from the local cache, else over the network."""
+"""Reads the config.json of a Hub model by its id: from the local cache, else over the network."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A plain Llama without transformers: its config, and its weights in modules of the stock names.
+"""A plain Llama loaded without transformers: its config, and its weights in modules of the same names.
 
-Importing transformers' modelling code takes longer than loading a small model. A folder that holds no more than what
-FusedLlama computes is read here. Every other one is left to transformers, which also says what is wrong with it.
+Importing transformers' modelling code takes longer than loading a small model. A folder whose config asks for nothing
+beyond what FusedLlama computes is read here. Every other one is left to transformers, which also reports what is wrong
+with it.
 """
 
 from __future__ import annotations
@@ -10,18 +11,19 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from specviz.loader.causal_module import CausalModule
 from specviz.loader.model_folder import Folder, read_header, weight_files
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LlamaConfig:
-    """A plain Llama's sizes by the names of config.json, as transformers' config of that name has them."""
+    """A plain Llama's config, with the names of config.json and of transformers' class of this name."""
 
     vocab_size: int
     hidden_size: int
@@ -44,24 +46,13 @@ class LlamaConfig:
 
     @classmethod
     def from_dict(cls, raw: dict) -> Self | None:
-        """The config in a config.json, with Llama's own defaults; None if it says anything that is not plain: biases,
-        another activation, scaled rotary positions, sizes that are missing or do not fit together."""
+        """The config in a config.json, with Llama's own defaults; None if it is not a plain Llama: biases, another
+        activation, scaled RoPE, sizes that are missing or do not fit together."""
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         if not isinstance(rope, dict) or set(rope) - {"rope_type", "type", "rope_theta"}:
             return None
         theta = rope.get("rope_theta", raw.get("rope_theta", 10000.0))
-        heads, hidden = raw.get("num_attention_heads"), raw.get("hidden_size")
-        sizes = {
-            name: raw.get(name)
-            for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-        }
-        if not all(map(_is_size, sizes.values())) or hidden % heads:
-            return None
-        sizes["num_key_value_heads"] = kv_heads = raw.get("num_key_value_heads") or heads
-        sizes["head_dim"] = dim = raw.get("head_dim") or hidden // heads
-        sizes["max_position_embeddings"] = positions = raw.get("max_position_embeddings", 2048)
-        if not all(map(_is_size, (kv_heads, dim, positions))) or heads % kv_heads or dim % 2:
-            return None
+        sizes = _sizes(raw)
         special = {name: raw.get(name, default) for name, default in _SPECIAL.items()}
         eps, tied = raw.get("rms_norm_eps", 1e-6), raw.get("tie_word_embeddings", False)
         plain = (
@@ -75,17 +66,15 @@ class LlamaConfig:
             and all(isinstance(number, int | float) and number > 0 for number in (theta, eps))
             and all(map(_is_token, special.values()))
         )
-        return (
-            cls(
-                **sizes,
-                **special,
-                rms_norm_eps=eps,
-                tie_word_embeddings=tied,
-                rope_parameters={"rope_type": "default", "rope_theta": theta},
-                name_or_path=str(raw.get("name_or_path", "")),
-            )
-            if plain
-            else None
+        if sizes is None or not plain:
+            return None
+        return cls(
+            **sizes,
+            **special,
+            rms_norm_eps=eps,
+            tie_word_embeddings=tied,
+            rope_parameters={"rope_type": "default", "rope_theta": theta},
+            name_or_path=str(raw.get("name_or_path", "")),
         )
 
     def to_dict(self) -> dict:
@@ -97,14 +86,38 @@ class LlamaConfig:
         return self
 
 
-_SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 
 
-def _is_size(value) -> bool:
+def _sizes(raw: dict[str, Any]) -> dict[str, Any] | None:
+    """LlamaConfig's sizes from a config.json; None if one is missing or they do not fit together."""
+    sizes = {name: raw.get(name) for name in _SIZES}
+    if not all(map(_is_size, sizes.values())):
+        return None
+    heads, hidden = raw["num_attention_heads"], raw["hidden_size"]
+    if hidden % heads:
+        return None
+    kv_heads = raw.get("num_key_value_heads") or heads
+    head_dim = raw.get("head_dim") or hidden // heads
+    positions = raw.get("max_position_embeddings", 2048)
+    if not all(map(_is_size, (kv_heads, head_dim, positions))) or heads % kv_heads or head_dim % 2:
+        return None
+    found: dict[str, Any] = {name: raw[name] for name in _SIZES}
+    return found | {
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "max_position_embeddings": positions,
+    }
+
+
+_SPECIAL: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+
+def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _is_token(value) -> bool:
+def _is_token(value: object) -> bool:
     return (
         value is None
         or isinstance(value, int)
@@ -122,69 +135,77 @@ class _Embedding(nn.Embedding):
         """As in _Linear."""
 
 
-class Llama(nn.Module):
+class _Attention(nn.Module):
+    """The four projections of attention."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        width, kv_width = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+        self.q_proj = _Linear(c.hidden_size, width, bias=False)
+        self.k_proj = _Linear(c.hidden_size, kv_width, bias=False)
+        self.v_proj = _Linear(c.hidden_size, kv_width, bias=False)
+        self.o_proj = _Linear(width, c.hidden_size, bias=False)
+
+
+class _FeedForward(nn.Module):
+    """The three matrices of SwiGLU."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        self.gate_proj = _Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = _Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = _Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+
+class LlamaLayer(nn.Module):
+    """The weights of one decoder layer."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        self.self_attn = _Attention(c)
+        self.mlp = _FeedForward(c)
+        self.input_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+class LlamaDecoder(nn.Module):
+    """The weights of embedding, layers and final norm."""
+
+    def __init__(self, c: LlamaConfig):
+        super().__init__()
+        self.embed_tokens: nn.Embedding = _Embedding(c.vocab_size, c.hidden_size)
+        # a ModuleList is no typed container: its entries are LlamaLayers
+        self.layers = cast(list[LlamaLayer], nn.ModuleList(LlamaLayer(c) for _ in range(c.num_hidden_layers)))
+        self.norm = nn.RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+
+class Llama(CausalModule):
     """The weights of a plain Llama, named and laid out as in transformers' LlamaForCausalLM. It has no forward of its
-    own: FusedLlama computes with it."""
+    own: models.fused.FusedLlama computes with it."""
+
+    config: LlamaConfig
 
     def __init__(self, config: LlamaConfig):
-        """The weights are left as they come, to be set by `load_state_dict`."""
+        """The weights are left uninitialized, to be set by `load_state_dict`."""
         super().__init__()
         self.config = config
-        self.model = nn.ModuleDict(
-            {
-                "embed_tokens": _Embedding(config.vocab_size, config.hidden_size),
-                "layers": nn.ModuleList(_layer(config) for _ in range(config.num_hidden_layers)),
-                "norm": nn.RMSNorm(config.hidden_size, config.rms_norm_eps),
-            }
-        )
+        self.model = LlamaDecoder(config)
         self.lm_head = _Linear(config.hidden_size, config.vocab_size, bias=False)
         self.tie_weights()
 
     @property
     def base_model(self) -> nn.Module:
-        """The decoder without its head."""
         return self.model
 
     def tie_weights(self) -> None:
-        """Let the head be the embedding, if the config says so."""
         if self.config.tie_word_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """[V, D]"""
         return self.model.embed_tokens
 
     def get_output_embeddings(self) -> nn.Linear:
-        """[V, D]"""
         return self.lm_head
-
-
-def _layer(c: LlamaConfig) -> nn.ModuleDict:
-    def linear(inputs: int, outputs: int) -> nn.Linear:
-        return _Linear(inputs, outputs, bias=False)
-
-    width, narrow = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
-    return nn.ModuleDict(
-        {
-            "self_attn": nn.ModuleDict(
-                {
-                    "q_proj": linear(c.hidden_size, width),
-                    "k_proj": linear(c.hidden_size, narrow),
-                    "v_proj": linear(c.hidden_size, narrow),
-                    "o_proj": linear(width, c.hidden_size),
-                }
-            ),
-            "mlp": nn.ModuleDict(
-                {
-                    "gate_proj": linear(c.hidden_size, c.intermediate_size),
-                    "up_proj": linear(c.hidden_size, c.intermediate_size),
-                    "down_proj": linear(c.intermediate_size, c.hidden_size),
-                }
-            ),
-            "input_layernorm": nn.RMSNorm(c.hidden_size, c.rms_norm_eps),
-            "post_attention_layernorm": nn.RMSNorm(c.hidden_size, c.rms_norm_eps),
-        }
-    )
 
 
 def config_of(folder: Path, raw: dict) -> LlamaConfig | None:
@@ -216,10 +237,10 @@ def read(folder: Folder, device: str, dtype: torch.dtype) -> Llama | None:
     wanted = {name: list(tensor.shape) for name, tensor in module.state_dict().items()}
     if config.tie_word_embeddings:
         del wanted["lm_head.weight"]
-    state = {}
+    state: dict[str, torch.Tensor] = {}
     for file in weight_files(folder.path):
         header = read_header(file)
-        # a tied head that is stored all the same, or a tensor stored twice: not for us to decide which one counts
+        # a tied head that is stored nevertheless, or a tensor stored twice: it is not clear which one is meant
         if header.keys() & (state.keys() | {"lm_head.weight"} - wanted.keys()):
             return None
         if any(

@@ -1,18 +1,20 @@
-"""From a model folder to a torch module and a tokenizer: device, precision, memory checked first.
+"""Loads a model folder as a torch module and a tokenizer; device, precision and memory are checked first.
 
-Knows nothing of drafting; the attention implementation is left to the engine that wraps the module.
+Attention is replaced later, by models.causal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from specviz.errors import FetchError, MemoryBudgetError, PairError
 from specviz.hardware.machine import resolve_device
 from specviz.loader import end_tokens, llama, model_folder
+from specviz.loader.causal_module import CausalModule
 from specviz.loader.compatibility import VocabularyMatch, check_pair
 from specviz.loader.config_and_tokenizer import LOADING, _line, load_config, load_tokenizer, transformers
 from specviz.loader.fetch import fetch, fetch_small
@@ -25,14 +27,14 @@ from specviz.worker import Job
 
 @dataclass(frozen=True)
 class Loaded:
-    """One model, ready: a module in evaluation mode without gradients, and its tokenizer."""
+    """A loaded model: a module in evaluation mode without gradients, and its tokenizer."""
 
-    module: torch.nn.Module
+    module: CausalModule
     tokenizer: object
     folder: Path
     device: str
     precision: str
-    """fp32, bf16, fp16 or int4: what was chosen, never auto. The weights of int4 are read as fp32."""
+    """fp32, bf16, fp16 or int4, never auto. For int4 the weights are loaded as fp32."""
 
 
 def load_target(
@@ -52,15 +54,15 @@ def load_draft(
     precision: str = "auto",
     job: Job | None = None,
 ) -> Loaded:
-    """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair brings none."""
+    """A pair's autoregressive drafter, as `load_target`. Raises PairError if the pair has none."""
     pair = find_pair(pair) if isinstance(pair, str) else pair
     if pair.draft is None:
-        raise PairError(f"{pair.title} brings no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
+        raise PairError(f"{pair.title} has no drafter model: name one as TARGET+DRAFT, or draft with ngram.")
     return load_source(pair.draft, device, precision, job)
 
 
 def check(pair: Pair | str, job: Job | None = None) -> VocabularyMatch | None:
-    """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if it brings no drafter.
+    """Whether a pair's drafter fits its target, from tokenizers and configs alone; None if the pair has no drafter.
 
     Of Hub models only these small files are downloaded. Raises PairError if the two do not fit.
     """
@@ -76,21 +78,19 @@ def load_source(
     precision: str = "auto",
     job: Job | None = None,
 ) -> Loaded:
-    """One model from wherever it comes."""
+    """A model from any Source, fetched if needed."""
     device = resolve_device(device)
     precision = resolve_precision(precision, device, source)
     folder = fetch(source, job)
     module, its_tokenizer = load_module(folder, device, precision), load_tokenizer(folder)
-    end_tokens.unite(module, its_tokenizer)
+    end_tokens.set_end_tokens(module, its_tokenizer)
     return Loaded(module, its_tokenizer, folder, device, precision)
 
 
-def load_module(
-    folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False
-) -> torch.nn.Module:
+def load_module(folder: Path | str, device: str = "auto", precision: str = "auto", stock: bool = False) -> CausalModule:
     """The causal language model of a folder, in evaluation mode, without gradients, on its device.
 
-    A plain Llama comes without transformers, as models.llama has it, unless `stock` asks for transformers' own module.
+    A plain Llama is loaded by loader.llama, without transformers, unless `stock`: transformers' module.
     Raises FetchError (missing, damaged or foreign weights), NotFiniteError, MemoryBudgetError, SettingsError.
     """
     device = resolve_device(device)
@@ -98,7 +98,7 @@ def load_module(
     found = model_folder.inspect(folder)
     check_memory(found.parameters, device, precision, found.path.name)
     try:
-        module = None if stock else llama.read(found, device, _DTYPES[precision])
+        module: CausalModule | None = None if stock else llama.read(found, device, _DTYPES[precision])
         if module is None:
             module = _stock(found.path, _DTYPES[precision]).to(device)
     except (MemoryError, torch.OutOfMemoryError):
@@ -112,7 +112,7 @@ def load_module(
     return module.eval().requires_grad_(False)
 
 
-def _stock(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
+def _stock(folder: Path, dtype: torch.dtype) -> CausalModule:
     """transformers' module of a folder, on the CPU."""
     classes = transformers()
     config = load_config(folder, stock=True)
@@ -129,8 +129,8 @@ def _stock(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
     return module
 
 
-def stock_like(config) -> torch.nn.Module:
-    """transformers' module of a config (models.llama's or its own) with random weights, on the CPU."""
+def stock_like(config: Any) -> CausalModule:
+    """transformers' module of a config (loader.llama's or its own) with random weights, on the CPU."""
     classes = transformers()
     made = classes.AutoConfig.for_model(**config.to_dict())
     with LOADING:

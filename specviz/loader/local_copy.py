@@ -1,4 +1,4 @@
-"""Where the folder of a source is, if it is on this machine already. Uses no network."""
+"""Finds the local folder of a source that was fetched before. Uses no network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fetched(source: Source) -> Path | None:
 
 
 def _place(source: Source) -> tuple[Path | None, bool]:
-    """Where the folder of a source is or will be, and whether SpecViz makes it from a GGUF file. Raises FetchError."""
+    """The folder of a source, existing or not, and whether it is converted from a GGUF file. Raises FetchError."""
     if source.kind == "hub":
         return hub.cached(source), False
     if source.kind == "wheel":
@@ -36,12 +36,12 @@ def _place(source: Source) -> tuple[Path | None, bool]:
 
 
 def _outdated(source: Source) -> Path | None:
-    """The folder that an older version made of a source from a GGUF file, if there is one."""
+    """The folder that an older version converted from a GGUF file, if there is one."""
     try:
         folder, converted = _place(source)
-        return (
-            folder if converted and (folder / "config.json").is_file() and not model_folder.is_current(folder) else None
-        )
+        if folder is None or not converted or not (folder / "config.json").is_file():
+            return None
+        return None if model_folder.is_current(folder) else folder
     except (SpecVizError, OSError, ValueError):
         return None
 

@@ -1,4 +1,4 @@
-"""What is in a model folder, without loading it: is it complete, how many weights, what does its config say."""
+"""Inspects a model folder without loading it: completeness, number of weights, config."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ out scaled rotary positions and tokens that end a turn."""
 
 @dataclass(frozen=True)
 class Folder:
-    """A model folder that was found complete."""
+    """A complete model folder."""
 
     path: Path
     config: dict
@@ -63,7 +63,7 @@ def inspect(path: Path | str) -> Folder:
         config,
         sum(by_type.values()),
         sum(f.stat().st_size for f in files),
-        max(by_type, key=by_type.get, default=""),
+        max(by_type, key=lambda name: by_type[name], default=""),
     )
 
 

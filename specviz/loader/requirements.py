@@ -1,11 +1,11 @@
-"""What a pair will need (download, disk, memory) and whether it fits, told before anything is fetched.
+"""Requirements of a pair (download, disk, memory), computed before anything is fetched, and whether they fit.
 
-Every figure is modelled from catalogue data or from what the Hub says of its files; free memory is measured.
+Every figure is modelled from catalogue data or from the Hub's file sizes; free memory is measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specviz import paths
@@ -19,16 +19,16 @@ from specviz.loader.runnable import check_before_download
 from specviz.loader.space import disk_bytes, free_disk_bytes, memory_bytes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Needs:
-    """What a pair asks of a machine, in bytes. All modelled, except the free figures, which are measured."""
+    """Requirements of a pair in bytes. All are modelled, except the free figures, which are measured."""
 
     download: int | None
     """Still to be downloaded; 0 if all is here; None if not known without asking the Hub."""
     disk: int | None
-    """Most room taken while it is fetched and converted."""
+    """Peak disk use while it is fetched and converted."""
     memory: int | None
-    """Weights, K and V, and working room, on the device."""
+    """Weights, K and V, and working memory on the device."""
     free_disk: int
     free_memory: int
     fits: bool
@@ -50,62 +50,82 @@ def needs(
 
     device = resolve_device(device)
     precision = resolve_precision(precision, device, pair.target)
-    download = disk = memory = 0
-    places = {paths.home()}
-    known = True
-    refusals = []
+    total = _Total()
     for source in (pair.target, pair.draft):
-        if source is None:
-            continue
-        refusals += [words] if (words := _why_not(source, ask_hub)) else []
-        here, size = fetched(source), size_of(source)
-        if here is not None:
-            size = _folder_size(here) or size
-        elif size is None and source.kind == "hub" and ask_hub:
-            size = hub_size(source)
-        if size is None:
-            known = False
-            continue
-        if here is None:
-            download += size.download_bytes
-            disk += disk_bytes(source, size)
-            if source.kind == "hub":
-                places.add(_hub_cache())
-        memory += memory_bytes(size, precision, rows * tokens)
-    free_disk = min(free_disk_bytes(place) for place in places)
+        if source is not None:
+            total.refusals += [words] if (words := _refusal(source, ask_hub)) else []
+            _add(total, source, fetched(source), precision, rows * tokens, ask_hub)
+    free_disk = min(free_disk_bytes(folder) for folder in total.folders)
     free_memory = free_memory_bytes(device)
-    short_disk, short_memory = disk > free_disk, memory > free_memory
-    where = "memory" if device == "cpu" else f"{device} memory"
-    if not known:
-        sentence = "What this pair needs is not known until the Hub has been asked."
-    else:
-        start = f"Download {gigabytes(download)}, disk {gigabytes(disk)}, " if download else "Nothing to fetch; "
-        sentence = (
-            f"{start}{where} about {gigabytes(memory)} in {precision} "
-            f"(free now: disk {gigabytes(free_disk)}, {where} {gigabytes(free_memory)})."
-        )
-    if refusals:
-        sentence = refusals[0]
-    elif short_memory:
-        sentence += " It does not fit the memory: close other programs, or choose a smaller pair"
-        sentence += " or bf16." if precision == "fp32" else "."
-    elif short_disk:
-        sentence += " It does not fit the disk: make room, or set SPECVIZ_HOME and HF_HOME to another disk."
-    elif known:
-        sentence += " It fits."
+    short_disk, short_memory = total.disk > free_disk, total.memory > free_memory
     return Needs(
-        download if known else None,
-        disk if known else None,
-        memory if known else None,
-        free_disk,
-        free_memory,
-        not (short_disk or short_memory or refusals),
-        sentence,
+        download=total.download if total.known else None,
+        disk=total.disk if total.known else None,
+        memory=total.memory if total.known else None,
+        free_disk=free_disk,
+        free_memory=free_memory,
+        fits=not (short_disk or short_memory or total.refusals),
+        sentence=_sentence(total, device, precision, free_disk, free_memory),
     )
 
 
-def _why_not(source: Source, ask_hub: bool) -> str:
-    """Why SpecViz cannot run a model, from its config.json alone, in a sentence; empty if nothing is known against."""
+@dataclass
+class _Total:
+    """Sums over a pair's models, in bytes."""
+
+    download: int = 0
+    disk: int = 0
+    memory: int = 0
+    known: bool = True
+    """Whether the sizes of all models are known."""
+    folders: set[Path] = field(default_factory=lambda: {paths.home()})
+    """Where the files are written."""
+    refusals: list[str] = field(default_factory=list)
+    """Why a model cannot run, one sentence each."""
+
+
+def _add(total: _Total, source: Source, here: Path | None, precision: str, tokens: int, ask_hub: bool) -> None:
+    """Add one model to the sums. here: its folder, if it was fetched before."""
+    size = size_of(source)
+    if here is not None:
+        size = _folder_size(here) or size
+    elif size is None and source.kind == "hub" and ask_hub:
+        size = hub_size(source)
+    if size is None:
+        total.known = False
+        return
+    if here is None:
+        total.download += size.download_bytes
+        total.disk += disk_bytes(source, size)
+        if source.kind == "hub":
+            total.folders.add(_hub_cache())
+    total.memory += memory_bytes(size, precision, tokens)
+
+
+def _sentence(total: _Total, device: str, precision: str, free_disk: int, free_memory: int) -> str:
+    """The needs in words, and whether they fit."""
+    if total.refusals:
+        return total.refusals[0]
+    where = "memory" if device == "cpu" else f"{device} memory"
+    if not total.known:
+        sentence = "What this pair needs is not known until the Hub has been asked."
+    else:
+        fetch = f"Download {gigabytes(total.download)}, disk {gigabytes(total.disk)}, "
+        start = fetch if total.download else "Nothing to fetch; "
+        sentence = (
+            f"{start}{where} about {gigabytes(total.memory)} in {precision} "
+            f"(free now: disk {gigabytes(free_disk)}, {where} {gigabytes(free_memory)})."
+        )
+    if total.memory > free_memory:
+        advice = " It does not fit the memory: close other programs, or choose a smaller pair"
+        return sentence + advice + (" or bf16." if precision == "fp32" else ".")
+    if total.disk > free_disk:
+        return sentence + " It does not fit the disk: make room, or set SPECVIZ_HOME and HF_HOME to another disk."
+    return sentence + " It fits." if total.known else sentence
+
+
+def _refusal(source: Source, ask_hub: bool) -> str:
+    """Why SpecViz cannot run a model, from its config.json alone, in a sentence; empty if it can or is not known."""
     from specviz.loader import hub
 
     try:
@@ -147,8 +167,8 @@ def _folder_size(path: Path) -> Size | None:
 
 
 def cache_values(config: dict) -> int:
-    """Numbers of K and V per token from a config.json: 2 x layers x KV heads x head size; 0 if not told."""
-    text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    """Numbers of K and V per token from a config.json: 2 x layers x KV heads x head size; 0 if not given."""
+    text: dict = config["text_config"] if isinstance(config.get("text_config"), dict) else config
 
     def pick(*names: str) -> int:
         return next((int(text[name]) for name in names if isinstance(text.get(name), int)), 0)

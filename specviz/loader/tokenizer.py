@@ -1,7 +1,7 @@
-"""A tokenizer without transformers: what the engine asks of one, over the tokenizers library.
+"""A tokenizer without transformers: the few methods that the engine uses, on the tokenizers library.
 
-Serves folders whose tokenizer.json says all there is to know, as transformers itself writes them, with a chat template
-of no more than messages and special tokens. Every other folder is left to transformers.
+For folders whose tokenizer.json is complete, as transformers itself writes them, with a chat template that uses only
+messages and special tokens. Every other folder is left to transformers.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import jinja2
 from jinja2.meta import find_undeclared_variables
@@ -18,18 +19,18 @@ from tokenizers import Tokenizer as Backend
 
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _HARMLESS = {"backend", "is_local", "local_files_only", "model_max_length", "tokenizer_class", "chat_template", *_NAMED}
-"""Entries of tokenizer_config.json that change nothing here."""
+"""Entries of tokenizer_config.json that have no effect here."""
 _CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Classes of transformers that take tokenizer.json as it is."""
+"""Classes of transformers that use tokenizer.json unchanged."""
 _MORE_FILES = ("special_tokens_map.json", "added_tokens.json", "additional_chat_templates")
 _VARIABLES = {"messages", "add_generation_prompt", "raise_exception", *_NAMED}
 
 
 class Tokenizer:
-    """Answers as transformers' tokenizer of the same folder does, and knows no more than is asked of it."""
+    """Gives the results of transformers' tokenizer of the same folder, for the methods below."""
 
     def __init__(self, backend: Backend, named: dict[str, str], template: str | None = None):
-        """named: special tokens by name, such as eos_token. Raises jinja2.TemplateError if the template is none."""
+        """named: special tokens by name, such as eos_token. Raises jinja2.TemplateError for an invalid template."""
         backend.no_truncation()
         backend.no_padding()
         self.backend_tokenizer = backend
@@ -37,14 +38,14 @@ class Tokenizer:
         self.eos_token = named.get("eos_token")
         self.eos_token_id = None if self.eos_token is None else backend.token_to_id(self.eos_token)
         self._named = named
-        self._render = None if template is None else _environment().from_string(template).render
+        self._template = None if template is None else _environment().from_string(template)
 
     def __len__(self) -> int:
         """Tokens of the vocabulary, added ones included."""
         return self.backend_tokenizer.get_vocab_size(with_added_tokens=True)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text. Raises Exception for what the vocabulary cannot spell."""
+        """Token ids of a text. Raises Exception for text that the vocabulary cannot represent."""
         return self.backend_tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -54,15 +55,18 @@ class Tokenizer:
     def apply_chat_template(
         self, turns: Sequence[dict[str, str]], add_generation_prompt: bool = False, tokenize: bool = False
     ) -> str:
-        """The turns (role and content each) as the model wants to read them. Raises jinja2.TemplateError."""
-        return self._render(messages=turns, add_generation_prompt=add_generation_prompt, **self._named)
+        """The conversation (role and content of each turn) as text in the model's chat format. Raises
+        jinja2.TemplateError, also where there is no template."""
+        if self._template is None:
+            raise jinja2.TemplateError("this tokenizer has no chat template")
+        return self._template.render(messages=turns, add_generation_prompt=add_generation_prompt, **self._named)
 
     def convert_ids_to_tokens(self, token: int) -> str | None:
-        """How the vocabulary spells a token; None for an id that it lacks."""
+        """The vocabulary's string of a token; None for an id that it lacks."""
         return self.backend_tokenizer.id_to_token(token)
 
     def get_vocab(self) -> dict[str, int]:
-        """Spelling -> id, added tokens included."""
+        """Token string -> id, added tokens included."""
         return self.backend_tokenizer.get_vocab(with_added_tokens=True)
 
     @property
@@ -78,8 +82,8 @@ def read(folder: Path) -> Tokenizer | None:
         return None
     try:
         about = json.loads((folder / "tokenizer_config.json").read_bytes())
-        template = folder / "chat_template.jinja"
-        template = template.read_text(encoding="utf-8") if template.is_file() else about.get("chat_template")
+        own = folder / "chat_template.jinja"
+        template = own.read_text(encoding="utf-8") if own.is_file() else about.get("chat_template")
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     if set(about) - _HARMLESS or about.get("tokenizer_class") not in _CLASSES or not _plain(template):
@@ -90,9 +94,9 @@ def read(folder: Path) -> Tokenizer | None:
     return Tokenizer(backend, named, template) if all(token in special for token in named.values()) else None
 
 
-def _plain(template) -> bool:
-    """Whether a chat template, or None, is rendered here just as transformers would: it has no need of tools, dates or
-    filters that transformers defines otherwise."""
+def _plain(template: object) -> bool:
+    """Whether a chat template, or None, is rendered here exactly as by transformers: it uses no tools, dates or filters
+    that transformers defines differently."""
     if template is None:
         return True
     if not isinstance(template, str) or "tojson" in template:
@@ -104,7 +108,7 @@ def _plain(template) -> bool:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """Where templates run: they come with the model, so they are kept from anything but the turns."""
+    """A sandbox for chat templates, which are code that comes with the model: they see the turns only."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
@@ -112,5 +116,5 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _raise(message: str):
+def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)

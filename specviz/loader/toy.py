@@ -1,4 +1,4 @@
-"""The toy pair: six tokens and real weights, so small that the whole of p, q and the leftover can be read.
+"""The toy pair: two tiny trained models over six tokens, so that all of p, q and the leftover fits on the screen.
 
 Both models are real Llama models, trained (by `make`, in seconds) on sentences such as "the cat sees the
 dog and the dog sees the cat." The target has two layers and sees the text; the drafter is smaller and was

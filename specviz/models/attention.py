@@ -1,4 +1,4 @@
-"""Attention of a packed pass over a RaggedCache: kernels.c's kernel where there is one, else torch's."""
+"""Attention of a packed pass over a RaggedCache: kernels.c's kernel where available, else torch's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PackedAttention:
         self, layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_heads: int
     ) -> torch.Tensor:
         """Apply RoPE to the queries and keys among heads [N, heads + 2 kv_heads, d] by tables [N, 1, d] (of
-        models.lean.RotaryTables), store keys and values, and let each query attend to its own row. Returns
+        models.fused.RotaryTables), store keys and values, and let each query attend to its own row. Returns
         [N, heads d]."""
         kernels = binding.kernels() if heads.device.type == "cpu" else None
         tokens, together, dim = heads.shape
@@ -63,7 +63,7 @@ def attention_metadata(
 ) -> tuple[binding.AttentionMetadata, tuple[torch.Tensor | None, ...]]:
     """A pass of N tokens for kernels.c, and the tensors that it points to: keep them while it is used.
 
-    slots, positions, last_seen [N] int64; last_seen None: a pass that only stores keys and values. cos, sin [N, 1, d].
+    slots, positions, last_seen [N] int64; last_seen None: only keys and values are stored. cos, sin [N, 1, d].
     capacity: of the cache's keys and values. Raises ValueError for other shapes or types.
     """
     tokens, dim, address, integers = len(slots), cos.shape[-1], binding.address, torch.int64
@@ -99,7 +99,7 @@ def query_key_value(
 
 
 def apply_rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE of x [N, heads, d] by tables [N, 1, d] of models.lean.RotaryTables."""
+    """RoPE of x [N, heads, d] by tables [N, 1, d] of models.fused.RotaryTables."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
@@ -120,8 +120,8 @@ def attend(
         """Attention of one group of rows: queries [G, n, heads, d] -> [G, n, heads, d]."""
         group, cache = plan.groups[index], plan.cache
         rows, count, heads, dim = q.shape
-        k = cache.keys[layer][group.slots, :, : group.columns]
-        v = cache.values[layer][group.slots, :, : group.columns]
+        keys, values = cache.stored(layer)
+        k, v = keys[group.slots, :, : group.columns], values[group.slots, :, : group.columns]
         # grouped-query attention: heads that share a KV head become further queries of it, K and V are not repeated
         shared = heads // k.shape[1]
         q = q.permute(0, 2, 1, 3).reshape(rows, k.shape[1], shared * count, dim)

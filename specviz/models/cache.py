@@ -1,7 +1,7 @@
-"""Keys and values of many rows of different lengths, in one preallocated store per layer.
+"""KV cache for many rows of different lengths, in one preallocated tensor per layer.
 
 Row r occupies columns 0..length(r) of its slot. New tokens are written at the end; a rollback only lowers
-the length, and the stale tail is overwritten by the next write and never attended to. Knows no model.
+the length: the stale tail is masked, and overwritten by the next write.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from specviz.errors import MemoryBudgetError
 from specviz.sampling.transfer import index_of, to_device
 
 COLUMNS = 16
-"""On a CPU columns are read in multiples of so many, masked where they hold nothing yet: attention then adds up in the
-same order however many tokens a pass brings, and a verify pass computes the very numbers of single steps."""
+"""On a CPU columns are read in multiples of 16, and unwritten ones are masked: attention then sums in the same order
+whatever the number of tokens in a pass, so a verify pass gives bit for bit the results of single steps."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Rows that bring the same number of new tokens to a pass: they attend together."""
+    """Rows with the same number of new tokens in a pass; one attention call serves them."""
 
     tokens: torch.Tensor
     """[G, n] indices into the packed pass."""
     slots: torch.Tensor | slice
     """The rows' slots in the store."""
     columns: int
-    """What is read of the store: the longest row's length after the pass or somewhat more."""
+    """Columns of the store that are read: the longest row's length after the pass, rounded up."""
     whole: bool
-    """Each new token sees every column that is read."""
+    """Whether each new token attends to every column that is read, so that no mask is needed."""
     last_seen: torch.Tensor
     """[G, n] of Pass.last_seen_of"""
 
@@ -45,21 +45,21 @@ class Pass:
     position_of: torch.Tensor
     """[N]"""
     last_seen_of: torch.Tensor
-    """[N] the last position of its row that each token sees: its own or, in a block, that of the last token."""
+    """[N] the last position of its row that each token attends to: its own or, in a block, the last token's."""
     span: tuple[int, int, int] | None
-    """Of a pass of one row: its slot and the columns from and to which it is written."""
+    """Of a pass of one row: its slot, and the first and the end column that are written."""
     longest: int
-    """No position exceeds it."""
+    """An upper bound of the positions plus one."""
     cache: RaggedCache
     causal: bool
     members: dict[int, list[tuple[int, int, int]]]
-    """By how many tokens they bring: slot, first token and length before, of each row."""
+    """Number of new tokens -> slot, first token and previous length of each row with that many."""
     masks: dict[tuple[int, int | None, int], torch.Tensor | None] = field(default_factory=dict)
-    """Made once per pass, by the arguments of RaggedCache.mask."""
+    """Cached results of RaggedCache.mask, by its arguments."""
 
     @cached_property
     def groups(self) -> list[Group]:
-        """Rows that bring equally many tokens."""
+        """The rows, grouped by their number of new tokens."""
         return [self._group(count, members) for count, members in self.members.items()]
 
     def _group(self, count: int, members: list[tuple[int, int, int]]) -> Group:
@@ -84,10 +84,11 @@ class RaggedCache:
     def __init__(self, layers: int, device: torch.device, dtype: torch.dtype):
         self.device, self.dtype = device, dtype
         self.keys: list[torch.Tensor | None] = [None] * layers
-        """Per layer [slots, kv_heads, capacity, head_dim]; made at the layer's first write."""
+        """Per layer [slots, kv_heads, capacity, head_dim]; allocated at the layer's first write."""
         self.values: list[torch.Tensor | None] = [None] * layers
         self.native: tuple | None = None
-        """The keys of layer 0, and what native_layers.py made of all stores: valid as long as those are these."""
+        """Layer 0's keys, and native_layers.py's structures with all stores' addresses; valid while those keys are the
+        same tensor."""
         self.lengths: dict[int, int] = {}
         self._slots: dict[int, int] = {}
         self._free: list[int] = []
@@ -95,7 +96,7 @@ class RaggedCache:
         self._capacity = 0
 
     def add(self, row: int, capacity: int) -> None:
-        """Make room for a new row of at most `capacity` tokens."""
+        """Add a row of at most `capacity` tokens."""
         if row in self._slots:
             raise ValueError(f"row {row} is already in the cache")
         self._capacity = max(self._capacity, capacity)
@@ -107,27 +108,28 @@ class RaggedCache:
 
     @torch.inference_mode()
     def copy(self, source: int, row: int) -> None:
-        """Give an empty row what another row holds, after a pass in which that one was written."""
+        """Copy a row's keys and values into an empty row. The source must have been written in a pass before."""
         length = self.lengths[source]
         if self.lengths[row] or length > self._capacity:
-            raise ValueError(f"row {row} is not empty, or has no room for {length} tokens")
-        for store in (*self.keys, *self.values):
-            store[self._slots[row], :, :length] = store[self._slots[source], :, :length]
+            raise ValueError(f"row {row} is not empty, or its capacity is less than {length} tokens")
+        for layer in range(len(self.keys)):
+            for store in self.stored(layer):
+                store[self._slots[row], :, :length] = store[self._slots[source], :, :length]
         self.lengths[row] = length
 
     def slot(self, row: int) -> int:
-        """Where a row's keys and values stand in the store."""
+        """A row's index in the stores' first dimension."""
         return self._slots[row]
 
     def check(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
-        """Raises ValueError if rows of these lengths have no room for so many more tokens."""
+        """Raises ValueError if rows of these lengths cannot grow by counts[i] tokens."""
         if any(length + count > self._capacity for length, count in zip(lengths, counts)):
             raise ValueError(f"a row would outgrow its capacity of {self._capacity} tokens")
 
     def truncate(self, row: int, length: int) -> None:
-        """Forget everything of the row from `length` on."""
+        """Roll a row back to its first `length` tokens."""
         if not 0 <= length <= self.lengths[row]:
-            raise ValueError(f"row {row} holds {self.lengths[row]} tokens, it cannot be cut to {length}")
+            raise ValueError(f"row {row} has {self.lengths[row]} tokens, it cannot be cut to {length}")
         self.lengths[row] = length
 
     def drop(self, row: int) -> None:
@@ -137,9 +139,12 @@ class RaggedCache:
         del self.lengths[row]
 
     def plan(self, rows: list[int], counts: list[int], causal: bool = True) -> Pass:
-        """The pass that brings counts[i] new tokens to rows[i], packed in this order. Lengths are raised
-        at once: the pass must then be run. causal False: the new tokens of a row all see each other."""
-        slot_of, position_of, last_seen_of, members = [], [], [], {}
+        """The pass over counts[i] new tokens of each rows[i], packed in this order. Lengths are raised at once, so it
+        must then be run. causal False: all new tokens of a row attend to each other."""
+        slot_of: list[int] = []
+        position_of: list[int] = []
+        last_seen_of: list[int] = []
+        members: dict[int, list[tuple[int, int, int]]] = {}
         for row, count in zip(rows, counts):
             length, slot = self.lengths[row], self._slots[row]
             if length + count > self._capacity:
@@ -162,7 +167,7 @@ class RaggedCache:
         )
 
     def columns(self, length: int) -> int:
-        """How many are read for so many tokens."""
+        """Columns to read for a row of `length` tokens."""
         return -(-length // COLUMNS) * COLUMNS if self.device.type == "cpu" else length
 
     def write(self, plan: Pass, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
@@ -170,17 +175,29 @@ class RaggedCache:
         for old, new in zip(self.stores(layer, *key.shape[1:]), (key, value)):
             if plan.span is None:
                 old[plan.slot_of, :, plan.position_of] = new
-            else:  # the same by a plain copy: a third of the time
+            else:  # the same as a slice assignment: a third of the time
                 slot, start, end = plan.span
                 old[slot, :, start:end] = new.transpose(0, 1)
 
+    @property
+    def capacity(self) -> int:
+        """Tokens of a slot, as allocated for layer 0."""
+        return self.stored(0)[0].shape[2]
+
+    def stored(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [slots, kv_heads, capacity, head_dim] of a layer. Raises ValueError if it is unwritten."""
+        keys, values = self.keys[layer], self.values[layer]
+        if keys is None or values is None:
+            raise ValueError(f"layer {layer} of the cache has not been written yet")
+        return keys, values
+
     def stores(self, layer: int, kv_heads: int, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of a layer [slots, kv_heads, capacity, head_dim], with room for all rows."""
+        """As `stored`, allocated or grown first if it is too small for all rows."""
         for store in (self.keys, self.values):
             old = store[layer]
             if old is None or old.shape[0] < self._slot_count or old.shape[2] < self.columns(self._capacity):
                 store[layer] = self._grown(old, kv_heads, head_dim)
-        return self.keys[layer], self.values[layer]
+        return self.stored(layer)
 
     def _grown(self, old: torch.Tensor | None, kv_heads: int, head_dim: int) -> torch.Tensor:
         shape = (self._slot_count, kv_heads, self.columns(self._capacity), head_dim)
@@ -198,8 +215,8 @@ class RaggedCache:
         return grown
 
     def mask(self, plan: Pass, index: int, window: int | None, repeats: int) -> torch.Tensor | None:
-        """Which stored columns each new token of a group sees: [G, 1, repeats * n, columns] of 0 or -inf; None: all.
-        Column j is seen by the token whose last seen position is i if j <= i, and i - j < window where there is one."""
+        """Attention mask of a group: [G, 1, repeats * n, columns] of 0 or -inf; None: nothing is masked. A token whose
+        last attended position is i attends to column j if j <= i, and i - j < window if there is a window."""
         if window is None and plan.groups[index].whole:
             return None
         key = (index, window, repeats)
@@ -210,7 +227,7 @@ class RaggedCache:
             seen = column <= last
             if window is not None:
                 seen &= last - column < window
-            # on a GPU to look would mean to wait for it
+            # on a GPU reading the result would synchronize
             if self.device.type != "cpu" or not bool(seen.all()):
                 hidden = torch.zeros(seen.shape, dtype=self.dtype, device=self.device).masked_fill_(~seen, -torch.inf)
                 plan.masks[key] = hidden[:, None].repeat(1, 1, repeats, 1)
@@ -219,5 +236,5 @@ class RaggedCache:
         return plan.masks[key]
 
     def bytes(self) -> int:
-        """Memory held now."""
+        """Allocated memory."""
         return sum(t.nbytes for t in (*self.keys, *self.values) if t is not None)

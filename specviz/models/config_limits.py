@@ -1,7 +1,4 @@
-"""Limits read from a model's config: the config of its first layers, and how many positions a text may have.
-
-Knows no module and no weights.
-"""
+"""Derived from a model's config: the config of its first layers, and the largest number of positions of a text."""
 
 from __future__ import annotations
 

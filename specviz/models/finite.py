@@ -1,7 +1,7 @@
-"""Logits that are NaN or infinite: how a round sees them, in which layer they began, and the error that says so.
+"""Non-finite logits: detection in a round, the first faulty layer, and the error message.
 
 A position is at fault if one of its logits is NaN or +inf, or if all are -inf: then there is no distribution to draw
-from. Single logits of -inf are masked tokens, which is nothing wrong.
+from. Single logits of -inf are masked tokens and allowed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PIECE = 64
 """Tokens that the diagnostic pass forwards at once."""
 _ADVICE = {
-    "fp16": "fp16 holds no number above 65,504: choose bf16 or fp32.",
+    "fp16": "fp16 has no number above 65,504: choose bf16 or fp32.",
     "bf16": "Choose fp32; if that does not help, the weights are damaged: fetch them again.",
     "int4": "Choose bf16 or fp32; if that does not help, the weights are damaged: fetch them again.",
     "fp32": "The weights are damaged or too large for any precision: fetch them again, or choose another model.",
@@ -30,10 +30,10 @@ _ADVICE = {
 
 def largest_logits(logits: Distributions, p: Distributions) -> torch.Tensor:
     """The largest logit [M] of each position of logits [M, V]: not finite exactly where a position is at fault.
-    p: the distributions made of them; at temperature 0 these say where it is. Never waits for the device."""
+    p: their distributions; at temperature 0 their one-hot tokens locate it. Does not synchronize."""
     if isinstance(logits, SparseRows):
         return logits.values.amax(-1)
-    if isinstance(p, OneHotRows):
+    if isinstance(p, OneHotRows) and isinstance(logits, torch.Tensor):
         return logits.gather(1, p.tokens[:, None])[:, 0]
     return dense(logits).amax(-1)
 
@@ -55,7 +55,10 @@ def first_faulty_layer(model: CausalModel, tokens: Sequence[int]) -> int | None:
     first = None
     for at in range(0, len(tokens), _PIECE):
         piece = list(tokens[at : at + _PIECE])
-        taps = model.forward(cache, [0], [piece], tuple(range(model.layers)), logits=False).taps[0]
+        out = model.forward(cache, [0], [piece], tuple(range(model.layers)), logits=False)
+        if out.taps is None:
+            continue
+        taps = out.taps[0]
         finite = taps.view(len(piece), model.layers, -1).isfinite().all(-1).all(0).tolist()
         if not all(finite):
             first = min(finite.index(False), model.layers if first is None else first)

@@ -1,4 +1,4 @@
-"""A Llama decoder as few fused operators: the weights and arithmetic of the stock module, a third of the dispatch.
+"""A Llama decoder with fused operators: the weights and arithmetic of the stock module, a third of the dispatches.
 
 A stock module spends 20 to 30 ms a step on two cores in some 7,000 Python and operator calls. Here q, k and v are one
 product, gate and up are one, and the RoPE tables are read once per pass. Where kernels.c has kernels for the weights,
@@ -13,14 +13,15 @@ import contextlib
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Self, TypeGuard
 
 import torch
 from torch.nn import functional
 
 from specviz.hardware.costs import ModelShape
 from specviz.kernels.packed import PackedLinear, bytes_per_weight, move_to_huge_pages
-from specviz.loader.llama import Llama, LlamaConfig
+from specviz.loader.causal_module import CausalModule
+from specviz.loader.llama import Llama, LlamaConfig, LlamaLayer
 from specviz.models.attention import Attend
 from specviz.models.linear import Linear, pick_format
 from specviz.models.native_layers import NativeLayers, supports
@@ -31,8 +32,8 @@ class FusedLayer:
     """One decoder layer in four products: each with the norm, activation or residual around it."""
 
     def __init__(self, norms: Sequence[torch.Tensor], products: Sequence[Product], eps: float):
-        """norms: the gains [D] of the two; products: by the weights of q, k and v together, of the attention's output,
-        of gate and up together, and of the feed-forward's output."""
+        """norms: the gains [D] of both norms; products: of the merged q, k and v, the attention's output, the merged
+        gate and up, and the feed-forward's output."""
         self._norm_1, self._norm_2 = norms
         self._qkv, self._out, self._gate_up, self._down = self.products = tuple(products)
         self._eps = eps
@@ -52,7 +53,7 @@ class FusedLayer:
 
 
 class FusedLayers:
-    """A decoder's layers."""
+    """A decoder's layers by torch's operators."""
 
     def __init__(self, layers: Sequence[FusedLayer], kv_heads: int, dim: int):
         """dim: of a head."""
@@ -70,8 +71,8 @@ class FusedLayers:
     def __call__(
         self, hidden: torch.Tensor, attend: Attend, cos: torch.Tensor, sin: torch.Tensor, taps: Sequence[int] = ()
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """hidden [N, D] after all layers, and after the tapped ones. cos, sin [N, 1, d]: of RotaryTables."""
-        tapped = {}
+        """hidden [N, D] after all layers, and after each of the layers `taps`. cos, sin [N, 1, d]: of RotaryTables."""
+        tapped: dict[int, torch.Tensor] = {}
         for i, layer in enumerate(self._layers):
             heads = layer.qkv(hidden).view(len(hidden), -1, self._dim)
             hidden = layer.feed_forward(layer.out(attend(i, heads, cos, sin, self._kv_heads), hidden))
@@ -84,8 +85,10 @@ class FusedLlama:
     """A Llama's forward over packed tokens. The module's matrices become views of the merged ones, or move to the meta
     device: no weight is stored twice."""
 
-    def __init__(self, module: torch.nn.Module, quantize: bool = False, int4: bool = False):
-        """quantize: matrices are rounded to 8 bits where kernels.c multiplies by them, elsewhere to bfloat16 or int8 if
+    def __init__(self, module: Llama, quantize: bool = False, int4: bool = False):
+        """module: a Llama, or transformers' LlamaForCausalLM, which has the same members.
+
+        quantize: matrices are rounded to 8 bits where kernels.c multiplies by them, elsewhere to bfloat16 or int8 if
         that is faster for one row. int4: its layers keep the 4 bits in which they were published; raises ValueError if
         they were not, or there is no kernel."""
         config, base = module.config, module.model
@@ -99,36 +102,36 @@ class FusedLlama:
         self.dim: int = config.head_dim
         head = module.get_output_embeddings().weight
         bits = 4 if int4 else 8 if quantize else {torch.bfloat16: 16, torch.float32: 32}.get(own)
-        matrices = [p for p in base.layers.parameters() if p.ndim == 2]
+        matrices = [p for layer in base.layers for p in layer.parameters() if p.ndim == 2]
         if bits and not int4 and not supports(matrices, self.dim, bits):
             bits = None
         self.bits = bits
         """Of a layer's weight where kernels.c runs the layers, else None."""
         norms = [self._norms(layer) for layer in base.layers]
+        self.layers: NativeLayers | FusedLayers
+        self.head: Product
         if bits:
-            del matrices  # the layers give theirs up one by one
+            del matrices  # so that each layer's memory is freed as soon as its weights are packed
             self.layers = NativeLayers(
                 norms, _released(base.layers), self.eps, self.kv_heads, self.dim, bits, nearest=quantize
             )
+            self.head = _head(head.detach(), 32 if bits == 32 else 8, nearest=quantize)
         else:
             weight_format = pick_format(
                 matrices, sum(p.nbytes for p in module.parameters()), (torch.bfloat16, torch.int8) if quantize else ()
             )
             layers = [
-                FusedLayer(gains, map(weight_format.linear, _weights(layer)), self.eps)
+                FusedLayer(gains, [weight_format.linear(weight) for weight in _weights(layer)], self.eps)
                 for gains, layer in zip(norms, base.layers)
             ]
             self.layers = FusedLayers(layers, self.kv_heads, self.dim)
+            self.head = weight_format.linear(head) if own == self.stream else _head(head.detach(), 16)
         self.weight_bytes = self.layers.products[0].weight_bytes
         """Bytes of one weight of a layer."""
-        if bits:
-            self.head = _head(head.detach(), 32 if bits == 32 else 8, nearest=quantize)
-        else:
-            self.head = weight_format.linear(head) if own == self.stream else _head(head.detach(), 16)
         theta = config.rope_parameters["rope_theta"]
         self._rotary = RotaryTables(lambda positions: _rotary_tables(positions, self.dim, theta, self.stream))
 
-    def _norms(self, layer: torch.nn.Module) -> list[torch.Tensor]:
+    def _norms(self, layer: LlamaLayer) -> list[torch.Tensor]:
         return [n.weight.to(self.stream) for n in (layer.input_layernorm, layer.post_attention_layernorm)]
 
     def first(self, layers: int) -> Self:
@@ -195,8 +198,8 @@ def _rotary_tables(
     return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
-def is_plain_llama(module: torch.nn.Module) -> bool:
-    """Whether FusedLlama computes what this module computes."""
+def is_plain_llama(module: CausalModule) -> TypeGuard[Llama]:
+    """Whether FusedLlama computes what this module computes: a Llama, or transformers' module of one."""
     if isinstance(module, Llama):
         return True
     return type(module).__name__ == "LlamaForCausalLM" and LlamaConfig.from_dict(module.config.to_dict()) is not None
@@ -224,7 +227,7 @@ def norm(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tens
     return normed if weight is None else normed.mul_(weight)
 
 
-def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
+def _weights(layer: LlamaLayer) -> list[torch.Tensor]:
     """A layer's weights in FusedLayer's order."""
     attention, mlp = layer.self_attn, layer.mlp
     return [
@@ -235,7 +238,7 @@ def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
     ]
 
 
-def _released(layers: Sequence[torch.nn.Module]) -> Iterator[list[torch.Tensor]]:
+def _released(layers: Sequence[LlamaLayer]) -> Iterator[list[torch.Tensor]]:
     """Each layer's weights in FusedLayer's order; the layer's own then move to the meta device, so that no weight is
     stored twice."""
     for layer in layers:
@@ -261,7 +264,7 @@ def _merged(parts: list[torch.nn.Linear]) -> torch.Tensor:
     rows = [part.weight.shape[0] for part in parts]
     # already merged, by a model that shares this layer
     if first.untyped_storage().nbytes() == sum(part.weight.nbytes for part in parts):
-        together = first.new_empty(0).set_(first.untyped_storage(), 0, (sum(rows), first.shape[1]))
+        together = first.as_strided((sum(rows), first.shape[1]), (first.shape[1], 1), 0)
         if all(part.weight.data_ptr() == piece.data_ptr() for part, piece in zip(parts, together.split(rows))):
             return together
     together = torch.cat([part.weight for part in parts])

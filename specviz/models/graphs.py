@@ -1,11 +1,11 @@
-"""Passes of a Llama on a GPU as CUDA graphs: recorded once per shape, then launched as a whole.
+"""CUDA graphs of a Llama's forward passes: captured once per shape, then replayed.
 
 A step of a small model on a GPU is hundreds of kernels of a few microseconds each, and launching them one by one from
 Python takes longer than running them. A graph launches them all at once, but knows only fixed shapes and fixed
 addresses. So the rows, the tokens of a row and the columns of the cache that are read are rounded up to a few sizes;
-what is padded writes to a slot of the store that belongs to no row, and its results are never looked at. Plain steps,
-verify passes and the passes of drafters go this way (those of block drafters: drafters/block_graphs.py); the reading of
-prompts does not. Whatever cannot, runs eagerly, and `note` says why. Knows no drafting.
+padding writes to a slot of the store that belongs to no row, and its results are not read. Plain steps, verify passes
+and the passes of drafters are replayed (those of block drafters: drafters/block_graphs.py); prefill is not. What cannot
+be replayed runs eagerly, and `note` says why.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -22,7 +21,8 @@ from torch.nn import functional
 from specviz.errors import MemoryBudgetError
 from specviz.hardware.memory import free_memory_bytes
 from specviz.models.attention import Attend, query_key_value
-from specviz.models.cache import RaggedCache
+from specviz.models.cache import Pass, RaggedCache
+from specviz.models.recorder import CudaRecorder, Recorder
 from specviz.sampling.transfer import to_device
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +33,6 @@ LEAST_COLUMNS = 256
 _MOST_GRAPHS = 64
 """Per store; the least recently used one goes."""
 _MOST_FREE_STORES = 2
-_WARM_UPS = 2
 
 
 def bucket(n: int, sizes: Sequence[int]) -> int | None:
@@ -52,47 +51,15 @@ def columns_bucket(n: int, most: int) -> int:
 # ------------------------------------------------------------------------------------------- recording
 
 
-class Recorder(Protocol):
-    """What turns work into something that can be launched again."""
-
-    def record(self, work: Callable[[], dict[str, torch.Tensor]]) -> tuple[Callable[[], None], dict[str, torch.Tensor]]:
-        """Returns a function that does the work again, and the tensors in which its results then stand."""
-
-
-class CudaRecorder:
-    """CUDA's own graphs. All of one recorder share their memory, so results must be copied before the next launch."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-        self._pool = None
-
-    def record(self, work):
-        with torch.cuda.device(self.device):
-            # libraries set themselves up at their first calls, which must not be part of the graph
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(_WARM_UPS):
-                    work()
-            torch.cuda.current_stream().wait_stream(side)
-            if self._pool is None:
-                self._pool = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph()
-            # thread_local: other sessions may use the GPU while this one records
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                results = work()
-        return graph.replay, results
-
-
 # ----------------------------------------------------------------------------------------------- stores
 
 
 @dataclass
 class Store:
-    """Keys and values of a run at addresses that stay, and the graphs that were recorded on them."""
+    """Keys and values of a run at fixed addresses, and the graphs that were recorded on them."""
 
     keys: list[torch.Tensor]
-    """Per layer [slots + 1, kv_heads, capacity, head_dim]; the last slot takes what padding writes."""
+    """Per layer [slots + 1, kv_heads, capacity, head_dim]; padding writes to the last slot."""
     values: list[torch.Tensor]
     graphs: OrderedDict[tuple, Recorded] = field(default_factory=OrderedDict)
 
@@ -108,31 +75,31 @@ class Store:
 
 
 class GraphCache(RaggedCache):
-    """A RaggedCache on a Store. The store goes back to be used again, graphs and all, when the cache is let go."""
+    """A RaggedCache on a Store. When the cache is freed, its store is kept for reuse, with its graphs."""
 
     def __init__(self, graphs: Recordings):
         super().__init__(graphs.layers, graphs.device, graphs.dtype)
         self._graphs = graphs
-        self._held: list[Store] = []
-        weakref.finalize(self, graphs.take_back, self._held).atexit = False
+        self._stores_used: list[Store] = []
+        weakref.finalize(self, graphs.take_back, self._stores_used).atexit = False
 
     @property
     def store(self) -> Store:
-        """The store, large enough for every row that was added."""
-        held = self._held[0] if self._held else None
-        if held is None or held.slots < self._slot_count or held.capacity < self._capacity:
+        """The store, grown to every row that was added."""
+        used = self._stores_used[0] if self._stores_used else None
+        if used is None or used.slots < self._slot_count or used.capacity < self._capacity:
             larger = self._graphs.store(self._slot_count, self._capacity)
-            if held is not None:
-                for old, new in zip((*held.keys, *held.values), (*larger.keys, *larger.values)):
-                    new[: held.slots, :, : held.capacity] = old[: held.slots]
-                self._graphs.take_back(self._held)
-            self._held[:] = [larger]
+            if used is not None:
+                for old, new in zip((*used.keys, *used.values), (*larger.keys, *larger.values)):
+                    new[: used.slots, :, : used.capacity] = old[: used.slots]
+                self._graphs.take_back(self._stores_used)
+            self._stores_used[:] = [larger]
             self.keys, self.values = list(larger.keys), list(larger.values)
-        return self._held[0]
+        return self._stores_used[0]
 
-    def plan(self, *arguments, **options):
-        _ = self.store  # before anything is written: a store that grew would move
-        return super().plan(*arguments, **options)
+    def plan(self, rows: list[int], counts: list[int], causal: bool = True) -> Pass:
+        _ = self.store  # grown before anything is written, since growing moves it
+        return super().plan(rows, counts, causal)
 
 
 # ----------------------------------------------------------------------------------------------- graphs
@@ -148,7 +115,7 @@ class Recorded:
 
 
 class Recordings:
-    """The graphs of one network. `reason` is set once they cannot be used any more; passes then run eagerly."""
+    """The graphs of one network. Once `reason` is set they are not used any more, and passes run eagerly."""
 
     def __init__(
         self,
@@ -161,7 +128,7 @@ class Recordings:
         recorder: Recorder | None = None,
         reason: str = "",
     ):
-        """dim: of a head; dtype: of keys and values. longest: the last position that there is."""
+        """dim: of a head; dtype: of keys and values. longest: the last position."""
         self.layers, self.kv_heads, self.dim, self.device, self.dtype = layers, kv_heads, dim, device, dtype
         self.longest, self.reason = longest, reason
         self._recorder = recorder or (None if reason else CudaRecorder(device))
@@ -170,7 +137,7 @@ class Recordings:
 
     @property
     def note(self) -> str:
-        """What happened, in a sentence for the screen."""
+        """How many passes were replayed, or why none, in a sentence for the screen."""
         if self.reason:
             return f"CUDA graphs are not used, passes run eagerly: {self.reason}."
         return (
@@ -185,7 +152,7 @@ class Recordings:
         return RaggedCache(self.layers, self.device, self.dtype) if self.reason else GraphCache(self)
 
     def store(self, slots: int, capacity: int) -> Store:
-        """A store of at least that size, used before if there is one. Raises MemoryBudgetError."""
+        """A store of at least that size, reused if there is one. Raises MemoryBudgetError."""
         slots, capacity = bucket(slots, ROWS) or slots, columns_bucket(capacity, 1 << 62)
         for i, free in enumerate(self._free):
             if (free.slots, free.capacity) == (slots, capacity):
@@ -202,10 +169,10 @@ class Recordings:
         made = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2 * self.layers)]
         return Store(made[: self.layers], made[self.layers :])
 
-    def take_back(self, held: list[Store]) -> None:
-        """A cache has let its store go: kept for the next run of its size."""
-        self._free += held
-        held.clear()
+    def take_back(self, stores: list[Store]) -> None:
+        """Keep a freed cache's stores for the next run of that size."""
+        self._free += stores
+        stores.clear()
         del self._free[:-_MOST_FREE_STORES]
 
     # ---- launches
@@ -218,9 +185,9 @@ class Recordings:
         work: Callable[..., dict[str, torch.Tensor]],
         size: int,
     ) -> dict[str, torch.Tensor] | None:
-        """What work(*inputs) gives, from the graph of that key; it is recorded where there is none. size: bytes of the
-        results, as far as they count. The next launch writes to the same place. None, and a reason, if recording
-        fails; None alone if there is no memory for it."""
+        """The results of work(*inputs), from the graph of that key, which is recorded if there is none. size: bytes of
+        the large results. The next launch overwrites the results. None if recording fails (`reason` is then set) or
+        there is too little memory."""
         recorded = store.graphs.get(key)
         if recorded is None:
             recorded = self._record(store, key, inputs, work, size)
@@ -243,11 +210,11 @@ class Recordings:
         work: Callable[..., dict[str, torch.Tensor]],
         size: int,
     ) -> Recorded | None:
-        if 4 * size > free_memory_bytes(str(self.device)):
+        if self._recorder is None or 4 * size > free_memory_bytes(str(self.device)):
             return None
-        static = tuple(given.clone() for given in inputs)
+        static, recorder = tuple(given.clone() for given in inputs), self._recorder
         try:
-            replay, results = self._recorder.record(lambda: work(*static))
+            replay, results = recorder.record(lambda: work(*static))
         except (RuntimeError, TypeError, ValueError) as error:
             self.reason = f"recording failed ({' '.join(str(error).split())[:160]})"
             return None
@@ -259,8 +226,8 @@ class Recordings:
 
 
 def gathered(slots: Sequence[int], rows: int, store: Store) -> bool:
-    """Whether so many rows, the first of them in these slots, are read from all over the store: otherwise they stand
-    side by side from its first slot on, and are read where they are."""
+    """Whether `rows` rows, the first of them in these slots, must be gathered from the store. If not, they are its
+    first slots and are read in place."""
     return list(slots) != list(range(len(slots))) or rows > store.slots
 
 
@@ -274,7 +241,7 @@ def store_attention(
     gather: bool,
     shared: int,
 ) -> Attend:
-    """Attention of R rows with n tokens each over their slots in a store, of which so many columns are read.
+    """Attention of R rows with n tokens each over the first `columns` columns of their slots in a store.
 
     positions, written (slots) and last_seen (positions) [R * n] of the tokens; read [R] the rows' slots. shared: heads
     that share a KV head; they become further queries of it.
@@ -282,19 +249,19 @@ def store_attention(
     rows, dtype = len(read), store.keys[0].dtype
     count = len(positions) // rows
     seen = torch.arange(columns, device=positions.device) <= last_seen.view(rows, 1, count, 1)
-    # as numbers to be added, once: the attention kernel would else turn booleans into them in every layer
+    # an additive mask: the attention kernel would convert a boolean one in every layer
     mask = torch.zeros(seen.shape, dtype=dtype, device=positions.device).masked_fill_(~seen, -torch.inf)
     mask = mask.repeat(1, 1, shared, 1)
 
     def attend(layer: int, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, kv_heads: int) -> torch.Tensor:
         query, key, value = query_key_value(heads, kv_heads, cos, sin)
-        past = []
+        past: list[torch.Tensor] = []
         for kept, new in ((store.keys[layer], key), (store.values[layer], value)):
             kept[written, :, positions] = new
             past.append((kept.index_select(0, read) if gather else kept[:rows])[:, :, :columns])
         q = query.view(rows, count, kv_heads, shared, -1).permute(0, 2, 3, 1, 4)
         q = q.reshape(rows, kv_heads, shared * count, -1)
-        mixed = functional.scaled_dot_product_attention(q, *past, attn_mask=mask)
+        mixed = functional.scaled_dot_product_attention(q, past[0], past[1], attn_mask=mask)
         mixed = mixed.view(rows, kv_heads, shared, count, -1).permute(0, 3, 1, 2, 4)
         return mixed.reshape(len(query), -1)
 
@@ -329,7 +296,7 @@ class Graphs(Recordings):
         taps: Sequence[int],
         logits: bool | Sequence[int],
     ) -> tuple[torch.Tensor, list[int], list[int], list[torch.Tensor] | None] | None:
-        """The parts of what CausalModel.forward returns for these arguments; None where the pass must run eagerly."""
+        """The fields of CausalModel.forward's Output for these arguments; None if the pass must run eagerly."""
         counts = [len(t) for t in tokens]
         most_rows, most_tokens = bucket(len(rows), ROWS), bucket(max(counts), TOKENS)
         if self.reason or logits is False or not isinstance(cache, GraphCache) or not (most_rows and most_tokens):
@@ -353,7 +320,7 @@ class Graphs(Recordings):
             return None
         for row, count in zip(rows, counts):
             cache.lengths[row] += count
-        # copies: the next launch writes its results to the same place
+        # copies: the next launch overwrites the results
         found = results["logits"][: len(rows) * most_tokens].clone()
         wanted = counts if logits is True else [min(n, w) for n, w in zip(counts, logits)]
         ends = [i * most_tokens + count for i, count in enumerate(counts)]
@@ -363,18 +330,28 @@ class Graphs(Recordings):
             tapped = [every[end - n : end] for end, n in zip(ends, counts)]
         return found, starts, wanted, tapped
 
-    def _inputs(self, tokens, lengths, slots, most_rows: int, most_tokens: int, nowhere: int) -> torch.Tensor:
-        """All inputs of a pass as one tensor, so that one copy brings them over, int64: tokens [R * n], positions
+    def _inputs(
+        self,
+        tokens: Sequence[Sequence[int] | torch.Tensor],
+        lengths: Sequence[int],
+        slots: Sequence[int],
+        most_rows: int,
+        most_tokens: int,
+        unused_slot: int,
+    ) -> torch.Tensor:
+        """All inputs of a pass as one int64 tensor, so that one copy transfers them: tokens [R * n], positions
         [R * n], slots that are written [R * n], slots that are read [R].
 
         A padded token has the last position of its row, and writes to the slot that is no row's.
         """
-        ids, positions, written = [], [], []
+        ids: list[int] = []
+        positions: list[int] = []
+        written: list[int] = []
         for row, length, slot in zip(tokens, lengths, slots):
             spare = most_tokens - len(row)
             ids += [*([0] * len(row) if isinstance(row, torch.Tensor) else row), *[0] * spare]
             positions += [*range(length, length + len(row)), *[length + len(row) - 1] * spare]
-            written += [slot] * len(row) + [nowhere] * spare
+            written += [slot] * len(row) + [unused_slot] * spare
         spare = (most_rows - len(slots)) * most_tokens
         packed = to_device(
             [
@@ -383,14 +360,14 @@ class Graphs(Recordings):
                 *positions,
                 *[0] * spare,
                 *written,
-                *[nowhere] * spare,
+                *[unused_slot] * spare,
                 *slots,
-                *[nowhere] * (most_rows - len(slots)),
+                *[unused_slot] * (most_rows - len(slots)),
             ],
             self.device,
         )
         for i, row in enumerate(tokens):
-            if isinstance(row, torch.Tensor):  # what only the device knows
+            if isinstance(row, torch.Tensor):  # values that are on the device only
                 packed[i * most_tokens : i * most_tokens + len(row)] = row
         return packed
 
@@ -408,7 +385,7 @@ class Graphs(Recordings):
 
 
 def graphs_of(model, fused) -> Graphs | None:
-    """The graphs of a CausalModel whose written-out forward is `fused` (or None): None on anything but a CUDA GPU."""
+    """The graphs of a CausalModel whose fused forward is `fused` (or None): None on anything but a CUDA GPU."""
     if model.device.type != "cuda":
         return None
     reason = "" if fused is not None else f"{type(model.module).__name__} runs its own modules, which are not recorded"
@@ -416,5 +393,5 @@ def graphs_of(model, fused) -> Graphs | None:
 
 
 def last_position(model) -> int:
-    """The last position that a CausalModel has, or none that is ever reached."""
+    """The last position that a CausalModel has, or 8191 if its limit is not known."""
     return (model.max_positions or 8192) - 1

@@ -1,5 +1,4 @@
-"""Linear layers on CPUs without kernels.c's kernels: picks torch's or oneDNN's matmul per row count, by a cached
-measurement.
+"""Linear layers on CPUs without kernels.c: torch's or oneDNN's matmul, chosen per row count by a cached timing.
 
 torch's fp32 matmul reads weights at a fraction of the memory's bandwidth and gets slower from one row to two. oneDNN's
 matmul on weights in its own blocked layout takes nearly the same time for all row counts of a verify pass, so verifying
@@ -25,7 +24,7 @@ ROW_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Row counts that are measured; others use the next larger one's result, or the last one's."""
 _REPEATS = 3
 SMALL_BYTES = 16 * 2**20
-"""Weights of fewer bytes fit the processor's cache: another layout gains nothing."""
+"""Weights of fewer bytes fit the processor's cache: another layout is no faster."""
 _BUSY = 0.25
 """Share of the processor that other programs may use while a measurement is taken that is to be cached."""
 _STREAMED_BYTES = 64 * 2**20
@@ -49,7 +48,8 @@ class Linear:
     def __init__(self, weight: torch.Tensor, use_packed: Sequence[bool] = ()):
         """use_packed: for each of ROW_COUNTS whether the reordered copy is faster; () makes no copy."""
         self.weight = weight
-        self.shape, self.weight_bytes = tuple(weight.shape), weight.itemsize
+        self.shape: tuple[int, ...] = tuple(weight.shape)
+        self.weight_bytes = weight.itemsize
         self._use_packed = tuple(use_packed)
         self._packed = _packed(weight) if any(use_packed) else None
 

@@ -1,6 +1,6 @@
-"""A decoder's layers as one call of kernels.c, without Python between them.
+"""A decoder's layers as one call of kernels.c, without Python between the layers.
 
-Embedding, final norm and head are the caller's (models/lean.py and the drafters).
+Embedding, final norm and head are the caller's (models/fused.py and the drafters).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 from specviz.kernels import binding, packed
 from specviz.kernels.packed import PackedLinear, move_to_huge_pages
-from specviz.models.attention import PackedAttention, attention_metadata
+from specviz.models.attention import Attend, PackedAttention, attention_metadata
 from specviz.models.cache import RaggedCache
 
 HEAD_DIM_MULTIPLE = 64
@@ -27,7 +27,7 @@ def supports(weights: Iterable[torch.Tensor], head_dim: int, bits: int) -> bool:
 
 
 class NativeLayers:
-    """As models.lean.FusedLayers."""
+    """As models.fused.FusedLayers, by kernels.c."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class NativeLayers:
         bits: int,
         nearest: bool = False,
     ):
-        """For each layer the gains [D] of its two norms, and its four weights in the order of models.lean.FusedLayer.
+        """For each layer the gains [D] of its two norms, and its four weights in the order of models.fused.FusedLayer.
         dim: of a head. bits, nearest: as PackedLinear's. Raises ValueError if that cannot be."""
         if dim % HEAD_DIM_MULTIPLE:
             raise ValueError(f"it needs heads of {HEAD_DIM_MULTIPLE} values or a multiple of that, not of {dim}.")
@@ -72,12 +72,15 @@ class NativeLayers:
     def __call__(
         self,
         hidden: torch.Tensor,
-        attend: PackedAttention,
+        attend: Attend,
         cos: torch.Tensor,
         sin: torch.Tensor,
         taps: Sequence[int] = (),
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """As FusedLayers': hidden [N, D] float32 after all layers, and after the tapped ones. cos, sin [N, 1, d]."""
+        """As FusedLayers': hidden [N, D] float32 after all layers, and after the layers `taps`. cos, sin [N, 1, d].
+        attend: a PackedAttention."""
+        if not isinstance(attend, PackedAttention):
+            raise TypeError("native layers attend to a RaggedCache only")
         tokens, plan = len(hidden), attend.plan
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         tapped = {layer: torch.empty_like(hidden) for layer in taps}
@@ -92,11 +95,11 @@ class NativeLayers:
             sin,
             self._width // self._dim,
             self._kv_heads,
-            plan.cache.keys[0].shape[2],
+            plan.cache.capacity,
         )
         scratch = torch.empty(self.scratch_floats(tokens))
         input_scratch = binding.input_scratch(tokens, self.most_inputs)
-        binding.kernels(self._bits).decode_layers(
+        binding.require(self._bits).decode_layers(
             layers,
             len(layers),
             ctypes.byref(metadata),
@@ -112,20 +115,20 @@ class NativeLayers:
         return hidden, tapped
 
     def bind(self, cache: RaggedCache) -> ctypes.Array[binding.DecoderLayer]:
-        """kernels.c's layers with the addresses of weights and of this cache's keys and values; made again when these
-        have moved."""
+        """kernels.c's layers with the addresses of weights and of this cache's keys and values; updated when the cache
+        has been reallocated."""
         first, _ = cache.stores(0, self._kv_heads, self._dim)
         if cache.native is None or cache.native[0] is not first:
             cache.native = (
                 first,
                 (binding.DecoderLayer * len(self._products))(
-                    *(self._layer(i, cache) for i in range(len(self._products)))
+                    *(binding.DecoderLayer(*self._layer(i, cache)) for i in range(len(self._products)))
                 ),
             )
         return cache.native[1]
 
     def _layer(self, index: int, cache: RaggedCache) -> tuple[int | None, ...]:
-        """The fields of one native.DecoderLayer."""
+        """The fields of one binding.DecoderLayer."""
         keys, values = cache.stores(index, self._kv_heads, self._dim)
         shape = (keys.shape[0], self._kv_heads, keys.shape[2], self._dim)
         return (

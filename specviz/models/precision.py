@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from specviz.paths import ASSETS
+from specviz.paths import ASSETS, write_atomically
 
 RECORDED = ASSETS / "precision.json"
 """The distances of the embedded target's precisions on CPUs, as they were measured."""
@@ -39,12 +39,12 @@ def recorded() -> dict[str, Distance]:
 def record(found: Distance) -> None:
     """Keep it as the one of its precision."""
     kept = recorded() | {found.precision: found}
-    words = json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1)
-    RECORDED.write_text(words + "\n", encoding="utf-8")
+    text = json.dumps({name: asdict(kept[name]) for name in sorted(kept)}, indent=1) + "\n"
+    write_atomically(RECORDED, lambda file: file.write_text(text, encoding="utf-8"))
 
 
-_HELD = {
-    "int4": "The target's weights are held in that file's own bits (4, the head's 8), their inputs in 8 to 16",
+_STORAGE = {
+    "int4": "The target's weights are stored in that file's own bits (4, the head's 8), their inputs in 8 to 16",
     "bf16": "The target's layers multiply in bf16",
 }
 
@@ -54,8 +54,8 @@ def sentence(pair: str, precision: str, device: str) -> str:
     known = recorded().get(precision)
     if known is None or (known.pair, "cpu") != (pair, device):
         return ""
-    held = _HELD.get(known.precision, f"The target multiplies in {known.precision}")
+    storage = _STORAGE.get(known.precision, f"The target multiplies in {known.precision}")
     return (
-        f"{held}, all else is fp32: total variation from fp32 "
+        f"{storage}, all else is fp32: total variation from fp32 "
         f"{known.total_variation:.1g} on average (recorded, {known.positions:,} positions)."
     )

@@ -1,7 +1,7 @@
-"""A model of any config with random weights: to time its passes here without downloading it.
+"""Models with random weights of any config, to time their passes without a download.
 
-What a pass costs does not depend on what the weights say, so its time is that of the real model in this library. The
-text that such a model would write is noise; it must never be shown as output.
+The cost of a pass does not depend on the values of the weights, so its time is that of the real model in this library.
+The text that such a model generates is noise; it must never be shown as output.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import torch
 
 from specviz.errors import MemoryBudgetError, PairError, SettingsError, SpecVizError
 from specviz.format import gigabytes
+from specviz.hardware.config_shapes import model_shape
 from specviz.hardware.costs import ModelShape
 from specviz.hardware.memory import free_memory_bytes
+from specviz.loader.causal_module import CausalModule
 from specviz.loader.config_and_tokenizer import LOADING, transformers
 from specviz.loader.space import WEIGHT_BYTES
 from specviz.models.causal import CausalModel
@@ -27,13 +29,13 @@ _NOT_HERE = {"gpt_oss": "its attention has sinks", "deepseek_v3": "its attention
 
 
 def check(config: dict, device: str, precision: str, name: str) -> ModelShape:
-    """The shape as it would stand in memory here. Raises MemoryBudgetError if it does not fit, PairError if the engine
-    cannot run it, SettingsError for a precision that noise cannot have, SpecVizError if it cannot be counted; each
-    before anything is allocated."""
+    """The shape with the bytes per weight of this precision. Raises MemoryBudgetError if it does not fit,
+    PairError if the engine cannot run it, SettingsError for a precision without random weights, SpecVizError if it
+    cannot be counted; each before anything is allocated."""
     if precision not in _DTYPES:
-        raise SettingsError(f"Noise cannot be held in {precision}: choose one of {', '.join(_DTYPES)}.")
+        raise SettingsError(f"Random weights cannot be stored in {precision}: choose one of {', '.join(_DTYPES)}.")
     width = WEIGHT_BYTES[precision]
-    shape = ModelShape.from_config(config, weight_bytes=width, cache_bytes=width, name=name)
+    shape = model_shape(config, weight_bytes=width, cache_bytes=width, name=name)
     wanted, free = int(1.15 * shape.stored_bytes) + 200_000_000, free_memory_bytes(device)
     if wanted > free:
         raise MemoryBudgetError(
@@ -53,7 +55,7 @@ def build(
     name: str,
     job: Job | None = None,
 ) -> CausalModel:
-    """A CausalModel of that config filled with noise. Raises as `check` does, and Stopped."""
+    """A CausalModel of that config with random weights. Raises as `check` does, and Stopped."""
     made = module(config, device, precision, name, job)
     with _in_words(name, device):
         return CausalModel(made)
@@ -65,8 +67,8 @@ def module(
     precision: str,
     name: str,
     job: Job | None = None,
-) -> torch.nn.Module:
-    """transformers' module of that config filled with noise. Raises as `build` does."""
+) -> CausalModule:
+    """transformers' module of that config with random weights. Raises as `build` does."""
     shape = check(config, device, precision, name)
     job = job or Job()
     job.report(f"Making {name} with random weights", 0.0)
@@ -87,7 +89,7 @@ def module(
 
 @contextlib.contextmanager
 def _in_words(name: str, device: str) -> Iterator[None]:
-    """What may go wrong in making a model, as sentences."""
+    """Turn errors of building a model into sentences."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):

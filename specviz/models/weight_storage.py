@@ -1,4 +1,4 @@
-"""Linear layers that store weights in fewer bits than they multiply in, by torch's operators: fewer bytes to stream.
+"""Linear layers with weights stored in int8 or float16, by torch's operators: fewer bytes to read from memory.
 
 Each row of a result is the same bit for bit, whatever the number of rows. On a CPU only.
 """
@@ -6,12 +6,26 @@ Each row of a result is the same bit for bit, whatever the number of rows. On a 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch.nn import functional
 
-Product = Callable[[torch.Tensor], torch.Tensor]
+
+class Product(Protocol):
+    """A linear layer without bias: multiplies by one weight [out, in], in whatever format it is stored."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[out, in]"""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes per weight"""
+
+    def __call__(self, x: torch.Tensor, /) -> torch.Tensor:
+        """x [N, in] -> [N, out]"""
 
 
 class Int8Linear:
@@ -19,7 +33,8 @@ class Int8Linear:
 
     def __init__(self, weight: torch.Tensor):
         scale = weight.float().abs().amax(1).clamp(min=1e-12) / 127
-        self.shape, self.weight_bytes = tuple(weight.shape), 1
+        self.shape: tuple[int, ...] = tuple(weight.shape)
+        self.weight_bytes = 1
         self.weight = (weight.float() / scale[:, None]).round().to(torch.int8)
         self._scale = scale.bfloat16()
 
@@ -41,7 +56,8 @@ class Fp16Linear:
     """
 
     def __init__(self, weight: torch.Tensor):
-        self.shape, self.weight_bytes = tuple(weight.shape), 2
+        self.shape: tuple[int, ...] = tuple(weight.shape)
+        self.weight_bytes = 2
         self._packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -57,8 +73,8 @@ _BLOCKS = (1, 6, 12, 24)
 def independent_block() -> int:
     """The smallest number of rows to pad to that makes FBGEMM rows independent of each other; 0: none does.
 
-    With AVX2 the tiles of one and two rows sum in another order than those of three to six. Found by trying, since it
-    depends on the instruction set that FBGEMM uses here.
+    With AVX2 the tiles of one and two rows sum in another order than those of three to six. Found by trial, since it
+    depends on the instruction set that FBGEMM uses on this processor.
     """
     packed = torch.ops.quantized.linear_prepack_fp16(torch.linspace(-1, 1, 64 * 700).reshape(64, 700).sin(), None)
     x = torch.linspace(-3, 3, 48 * 700).reshape(48, 700).cos()

@@ -6,12 +6,12 @@ import gzip
 import io
 import json
 import os
-import tempfile
 import zlib
 from pathlib import Path
 from typing import NoReturn
 
 from specviz.errors import TraceError
+from specviz.paths import write_atomically
 from specviz.trace.codec import from_json, to_json
 from specviz.trace.records import Trace
 
@@ -27,7 +27,7 @@ def save(trace: Trace, path: str | os.PathLike) -> Path:
     if path.suffix == ".gz" or len(content) > GZIP_FROM_BYTES:
         content = gzip.compress(content, 6, mtime=0)
         path = path if path.suffix == ".gz" else path.with_name(path.name + ".gz")
-    write_atomically(path, content)
+    write_atomically(path, lambda file: file.write_bytes(content))
     return path
 
 
@@ -62,29 +62,6 @@ def loads(raw: bytes, name: str = "file") -> Trace:
     except (ValueError, RecursionError):
         raise TraceError(f"{name} is not a complete JSON file: it is cut short, damaged or of another kind.") from None
     return from_json(data)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically: write and flush a temporary file in the same folder, then rename it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())  # the mode of any new file; temporary files are private
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    """The process's file mode mask. It can be read only by setting it."""
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specviz.drafters.parallel import BlockNet
+from specviz.drafters.block_net import BlockNet
 from specviz.training.compute_type import autocast
 from specviz.training.features import Batch
 from specviz.training.losses import confidence_loss, distil, position_weights

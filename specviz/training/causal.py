@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specviz.drafters.parallel import BlockConfig, BlockLayer, Norm, rope_tables
+from specviz.drafters.block_net import BlockConfig, BlockLayer, Norm, rope_tables
 from specviz.training.compute_type import autocast
 from specviz.training.features import Batch
 from specviz.training.losses import distil

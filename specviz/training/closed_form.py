@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from specviz.drafters.parallel import BlockConfig, BlockLayer, BlockNet, rope_tables
+from specviz.drafters.block_net import BlockConfig, BlockLayer, BlockNet, rope_tables
 from specviz.training.block import block_states, draw_blocks
 from specviz.training.causal import CausalNet
 from specviz.training.compute_type import autocast

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch.nn import functional
 
-from specviz.drafters.parallel import BlockNet
+from specviz.drafters.block_net import BlockNet
 from specviz.errors import SpecVizError
 from specviz.training import block, losses
 from specviz.training.compute_type import training_dtype

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from specviz.errors import SpecVizError
-from specviz.paths import ASSETS
+from specviz.paths import ASSETS, write_atomically
 
 FOLDER = ASSETS / "corpus"
 """The shipped token ids."""
@@ -82,15 +82,21 @@ class Corpus:
         return int.from_bytes(digest, "little")
 
     def save(self, path: Path) -> None:
-        np.savez_compressed(
-            path,
-            token_ids=self.token_ids,
-            length=self.length,
-            answer_start=self.answer_start,
-            temperature=self.temperature,
-            kind=self.kind,
-            is_answer=np.packbits(self.answers),
-        )
+        """Write it as one compressed .npz file."""
+
+        def write(part: Path) -> None:
+            with part.open("wb") as file:
+                np.savez_compressed(
+                    file,
+                    token_ids=self.token_ids,
+                    length=self.length,
+                    answer_start=self.answer_start,
+                    temperature=self.temperature,
+                    kind=self.kind,
+                    is_answer=np.packbits(self.answers),
+                )
+
+        write_atomically(path, write)
 
     @classmethod
     def load(cls, path: Path) -> Corpus:

@@ -7,7 +7,6 @@ that `compute` can always rebuild from the token ids.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch.nn import functional
 
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
+from specviz.paths import write_atomically
 from specviz.training.corpus import Corpus
 from specviz.worker import Job
 
@@ -37,23 +37,25 @@ def compute(
 ) -> None:
     """Write path.npz and path.taps.npy for a corpus. Interrupted work leaves no half file behind."""
     taps = stored_layers(target.layers)
-    temporary = path.with_name(path.name + ".taps.part.npy")
     shape = (len(corpus.token_ids), len(taps), target.hidden_size)
-    store = np.lib.format.open_memmap(temporary, "w+", np.float16, shape)
-    bounds, i = corpus.bounds, 0
-    while i < len(corpus):
-        j = i + 1
-        while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
-            j += 1
-        found = forward_taps(target, [corpus.conversation(n).tolist() for n in range(i, j)])
-        store[bounds[i] : bounds[j]] = torch.cat(found).to(torch.float16).numpy()
-        i = j
-        if job is not None:
-            job.report("Computing hidden states", bounds[i] / bounds[-1])
-            job.check()
-    store.flush()
-    corpus.save(path.with_name(path.name + ".npz"))
-    os.replace(temporary, path.with_name(path.name + ".taps.npy"))
+    bounds = corpus.bounds
+
+    def write(part: Path) -> None:
+        store, i = np.lib.format.open_memmap(part, "w+", np.float16, shape), 0
+        while i < len(corpus):
+            j = i + 1
+            while j < len(corpus) and bounds[j + 1] - bounds[i] <= batch_tokens:
+                j += 1
+            found = forward_taps(target, [corpus.conversation(n).tolist() for n in range(i, j)])
+            store[bounds[i] : bounds[j]] = torch.cat(found).to(torch.float16).numpy()
+            i = j
+            if job is not None:
+                job.report("Computing hidden states", bounds[i] / bounds[-1])
+                job.check()
+        store.flush()
+        corpus.save(path.with_name(path.name + ".npz"))
+
+    write_atomically(path.with_name(path.name + ".taps.npy"), write)
 
 
 def forward_taps(target: CausalModel, texts: Sequence[Sequence[int]]) -> list[torch.Tensor]:
@@ -105,7 +107,7 @@ class TapStore:
 
     def refresh(self) -> int:
         """Take in shards that were written since; returns how many."""
-        new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known and ".part" not in p.name)
+        new = sorted(p for p in self.folder.glob("*.npz") if p.stem not in self._known)
         files = {path: path.with_name(path.stem + ".taps.npy") for path in new}
         for path, file in files.items():
             if not file.exists() and self._target is None:

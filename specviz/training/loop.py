@@ -6,7 +6,6 @@ Knows no drafter and no loss: both come in as a function of a batch.
 from __future__ import annotations
 
 import math
-import os
 import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 
 from specviz.errors import SpecVizError
+from specviz.paths import write_atomically
 from specviz.training.features import TapStore
 
 LAST_LEARNING_RATE = 0.05
@@ -175,14 +175,10 @@ def _resume(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, genera
 
 
 def _save(path: Path, net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator, at: Progress):
-    part = path.with_name(path.name + ".part")
-    torch.save(
-        {
-            "net": net.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "generator": generator.get_state(),
-            "progress": asdict(at),
-        },
-        part,
-    )
-    os.replace(part, path)
+    state = {
+        "net": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "generator": generator.get_state(),
+        "progress": asdict(at),
+    }
+    write_atomically(path, lambda file: torch.save(state, file))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.training import block, causal, closed_form, loop
 from specviz.training.corpus import Corpus
@@ -110,18 +110,18 @@ def block_net(s: Setting, layers: int = 2, serial: int | None = None) -> BlockNe
         )
     taps = tuple(sorted({taps[len(taps) // 4], taps[3 * len(taps) // 4], taps[-1]}))
     config = BlockConfig(
-        c.hidden_size,
-        c.vocab_size,
-        layers,
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.head_dim,
-        c.intermediate_size,
-        taps,
-        BLOCK,
-        c.rope_parameters["rope_theta"],
-        c.rms_norm_eps,
-        c.hidden_size if serial is None else serial,
+        hidden_size=c.hidden_size,
+        vocab_size=c.vocab_size,
+        layers=layers,
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        ffn=c.intermediate_size,
+        taps=taps,
+        block=BLOCK,
+        rope_theta=c.rope_parameters["rope_theta"],
+        rms_eps=c.rms_norm_eps,
+        serial=c.hidden_size if serial is None else serial,
     )
     net = BlockNet(config, s.draft_ids)
     closed_form.start_from_layers(net, s.module, range(c.num_hidden_layers - layers, c.num_hidden_layers))
@@ -193,17 +193,17 @@ def causal_net(s: Setting, layers: Sequence[int] | None = None) -> causal.Causal
     c = s.module.config
     layers = (0, c.num_hidden_layers - 2, c.num_hidden_layers - 1) if layers is None else layers
     config = BlockConfig(
-        c.hidden_size,
-        c.vocab_size,
-        len(layers),
-        c.num_attention_heads,
-        c.num_key_value_heads,
-        c.head_dim,
-        c.intermediate_size,
-        (),
-        BLOCK,
-        c.rope_parameters["rope_theta"],
-        c.rms_norm_eps,
+        hidden_size=c.hidden_size,
+        vocab_size=c.vocab_size,
+        layers=len(layers),
+        heads=c.num_attention_heads,
+        kv_heads=c.num_key_value_heads,
+        head_dim=c.head_dim,
+        ffn=c.intermediate_size,
+        taps=(),
+        block=BLOCK,
+        rope_theta=c.rope_parameters["rope_theta"],
+        rms_eps=c.rms_norm_eps,
     )
     net = causal.CausalNet(config, s.draft_ids)
     closed_form.start_from_layers(net, s.module, layers)

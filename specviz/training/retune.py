@@ -20,8 +20,8 @@ import numpy as np
 
 from specviz import paths
 from specviz.drafters import checkpoints, from_folder
+from specviz.drafters.block_net import BlockNet
 from specviz.drafters.names import trained
-from specviz.drafters.parallel import BlockNet
 from specviz.engine.loop import decode
 from specviz.engine.model_store import STORE, ModelStore
 from specviz.engine.prompts import encode

@@ -17,7 +17,8 @@ from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.hardware import ceilings, machine
-from specviz.models.graphs import CudaRecorder, GraphCache, Recordings
+from specviz.models.graphs import GraphCache, Recordings
+from specviz.models.recorder import CudaRecorder
 from specviz.sampling import transfer
 from specviz.sampling.distributions import dense
 from specviz.trace.records import Settings
@@ -41,10 +42,24 @@ def test_greedy_texts_are_those_of_the_cpu(drafter, rows):
 
 def block(kind, target, settings):
     """A block drafter of random weights for `small`, on the GPU."""
-    from specviz.drafters.parallel import BlockConfig, BlockNet
+    from specviz.drafters.block_net import BlockConfig, BlockNet
 
     torch.manual_seed(1)
-    net = BlockNet(BlockConfig(128, 300, 2, 4, 2, 32, 192, (0, 2), 8, serial=64), torch.arange(0, 300, 3))
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=128,
+            vocab_size=300,
+            layers=2,
+            heads=4,
+            kv_heads=2,
+            head_dim=32,
+            ffn=192,
+            taps=(0, 2),
+            block=8,
+            serial=64,
+        ),
+        torch.arange(0, 300, 3),
+    )
     for p in net.parameters():
         if p.ndim > 1:
             torch.nn.init.normal_(p, std=0.1)

@@ -45,13 +45,28 @@ def layers() -> None:
 def drafts() -> None:
     """Rounds of a block drafter with and without new context, and a slot of its serial head."""
     from specviz.drafters import block_weights
+    from specviz.drafters.block_net import BlockConfig, BlockNet
     from specviz.drafters.fused_block import FusedBlock
-    from specviz.drafters.parallel import BlockConfig, BlockNet
+    from specviz.drafters.slots import BlockInputs
 
     block_weights.SMALL_BYTES = 0
     for dtype in (torch.float32, torch.bfloat16):
         target = SimpleNamespace(embedding=torch.randn(64, 96, dtype=dtype), head=torch.randn(64, 96))
-        net = BlockNet(BlockConfig(96, 64, 2, 2, 1, 64, 96, (0, 1), 16, serial=32), torch.arange(0, 64, 2))
+        net = BlockNet(
+            BlockConfig(
+                hidden_size=96,
+                vocab_size=64,
+                layers=2,
+                heads=2,
+                kv_heads=1,
+                head_dim=64,
+                ffn=96,
+                taps=(0, 1),
+                block=16,
+                serial=32,
+            ),
+            torch.arange(0, 64, 2),
+        )
         fused = FusedBlock(net.requires_grad_(False), target)
         assert fused._native is not None
         cache = fused.new_cache()
@@ -59,7 +74,9 @@ def drafts() -> None:
             cache.add(row, 32)
         last = [torch.zeros(96), torch.zeros(96)]
         for taps in ([torch.randn(16, 192), None], [None, torch.randn(1, 192)], [None, None]):
-            states, _, last = fused.draft(cache, [0, 1], taps, last, [0, 63], [16, 1])
+            texts = [[0, 0], [63, 63]]
+            inputs = BlockInputs(rows=[0, 1], taps=taps, last_states=last, texts=texts, counts=[16, 1])
+            states, _, last = fused.draft(cache, inputs)
         fused.refine(fused.serial.prepare(states[:3]), torch.tensor([0, 5, 63]), torch.tensor([63, 1, 0]))
 
 

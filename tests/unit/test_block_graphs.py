@@ -32,8 +32,8 @@ def target():
 
 def launched(drafter, fails=False):
     """A drafter whose graphs come from a recorder that runs the work again."""
-    drafter.fused.graphs = drafter.graphs = BlockGraphs(drafter.fused, torch.device("cpu"), 500, FakeRecorder(fails))
-    drafter._cache = drafter.fused.new_cache()
+    drafter.graphs = BlockGraphs(drafter.fused, torch.device("cpu"), 500, FakeRecorder(fails))
+    drafter._cache = drafter.graphs.new_cache()
     return drafter
 
 

@@ -1,8 +1,11 @@
 """Measuring the roofs: plausible, stoppable, kept, and deaf to a damaged file."""
 
 import dataclasses
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -99,6 +102,24 @@ def test_facts_of_several_threads_do_not_lose_each_other():
     for thread in threads:
         thread.join()
     assert all(facts.read("kind", str(i)) == {"i": i} for i in range(16))
+
+
+def test_facts_of_several_processes_do_not_lose_each_other(monkeypatch, tmp_path):
+    """Two processes add facts at the same time; every fact of both is in the file afterwards."""
+    monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
+    program = (
+        "import sys, time\n"
+        "from specviz.hardware import facts\n"
+        "time.sleep(max(0.0, float(sys.argv[2]) - time.time()))\n"
+        "for i in range(50): assert facts.write('kind', f'{sys.argv[1]} {i}', {'i': i})\n"
+    )
+    start = str(time.time() + 1)
+    command = [sys.executable, "-c", program]
+    processes = [
+        subprocess.Popen([*command, name, start], cwd=Path(__file__).parents[2]) for name in ("first", "second")
+    ]
+    assert [process.wait(timeout=60) for process in processes] == [0, 0]
+    assert all(facts.read("kind", f"{name} {i}") == {"i": i} for name in ("first", "second") for i in range(50))
 
 
 def test_the_machine_is_described_and_has_memory():

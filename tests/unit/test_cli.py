@@ -354,7 +354,7 @@ def test_a_trace_path_that_cannot_be_written_is_refused_before_decoding(refused,
 
 
 def test_a_full_disk_at_the_end_gives_a_sentence(refused, tmp_path, monkeypatch):
-    def full(path, content):
+    def full(path, write):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(trace_files, "write_atomically", full)

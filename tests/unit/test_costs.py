@@ -6,11 +6,12 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 from specviz.errors import SettingsError, SpecVizError
-from specviz.hardware.costs import KNOWN, ModelShape, breakdown, pass_cost
+from specviz.hardware.config_shapes import KNOWN, model_shape
+from specviz.hardware.costs import ModelShape, breakdown, pass_cost
 from specviz.trace.records import Cost
 
 TINY = ModelShape(
-    "tiny",
+    name="tiny",
     layers=2,
     hidden=8,
     heads=4,
@@ -58,7 +59,9 @@ def test_causal_part_of_a_verify_pass():
 @pytest.mark.parametrize("new", [1, 2, 4, 7])
 @pytest.mark.parametrize("window", [1, 4, 6])
 def test_sliding_window_counts_as_the_mask_does(context, new, window):
-    shape = ModelShape("w", 2, 8, 4, 2, 3, 16, 10, windows=(window, None))
+    shape = ModelShape(
+        name="w", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=10, windows=(window, None)
+    )
     query, key = torch.arange(context, context + new)[:, None], torch.arange(context + new)[None]
     causal = key <= query
     seen = (causal & (query - key < window)).sum() + causal.sum()
@@ -82,8 +85,8 @@ def test_only_the_asked_rows_go_through_the_head():
 
 def test_grouped_queries_shrink_the_cache_but_not_the_arithmetic():
     """Known fault: key-value bytes counted with the query heads."""
-    full = ModelShape("mha", 4, 64, 8, 8, 8, 128, 100)
-    grouped = ModelShape("gqa", 4, 64, 8, 2, 8, 128, 100)
+    full = ModelShape(name="mha", layers=4, hidden=64, heads=8, kv_heads=8, head_dim=8, ffn=128, vocab=100)
+    grouped = ModelShape(name="gqa", layers=4, hidden=64, heads=8, kv_heads=2, head_dim=8, ffn=128, vocab=100)
     a, b = breakdown(full, [1], [50], 1), breakdown(grouped, [1], [50], 1)
     assert a.bytes["cache read"] == 4 * b.bytes["cache read"]
     assert a.flops["attention"] == b.flops["attention"]
@@ -91,7 +94,10 @@ def test_grouped_queries_shrink_the_cache_but_not_the_arithmetic():
 
 def test_embedding_is_a_lookup_not_arithmetic():
     """Known fault: the input embedding counted as a matrix product, or read whole."""
-    small, large = ModelShape("v", 2, 8, 4, 2, 3, 16, 10), ModelShape("v", 2, 8, 4, 2, 3, 16, 10_000)
+    small, large = (
+        ModelShape(name="v", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=10),
+        ModelShape(name="v", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=10_000),
+    )
     a, b = breakdown(small, [5], [0], 0), breakdown(large, [5], [0], 0)
     assert a == b
     assert a.bytes["embedding"] == 5 * 8 * 4
@@ -99,7 +105,19 @@ def test_embedding_is_a_lookup_not_arithmetic():
 
 def test_units_are_flops_and_bytes_not_thousands():
     """Known fault: a slip by 1000. Llama-3.1-8B in 16 bit: about 15 GFLOP and 15 GB per plain step."""
-    llama = ModelShape("llama", 32, 4096, 32, 8, 128, 14336, 128256, weight_bytes=2, cache_bytes=2, activation_bytes=2)
+    llama = ModelShape(
+        name="llama",
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        ffn=14336,
+        vocab=128256,
+        weight_bytes=2,
+        cache_bytes=2,
+        activation_bytes=2,
+    )
     assert llama.parameters == pytest.approx(8.03e9, rel=0.01)
     cost = pass_cost(llama, [1], [0], 1)
     assert cost.flops == pytest.approx(2 * 7.5e9, rel=0.01)
@@ -108,13 +126,28 @@ def test_units_are_flops_and_bytes_not_thousands():
 
 
 def test_a_tied_head_is_one_parameter_but_read_by_the_pass():
-    tied, untied = (ModelShape("t", 2, 8, 4, 2, 3, 16, 10, tied=t) for t in (True, False))
+    tied, untied = (
+        ModelShape(name="t", layers=2, hidden=8, heads=4, kv_heads=2, head_dim=3, ffn=16, vocab=10, tied=t)
+        for t in (True, False)
+    )
     assert untied.parameters - tied.parameters == 80
     assert pass_cost(tied, [1], [0], 1) == pass_cost(untied, [1], [0], 1)
 
 
 def test_more_tokens_pick_more_experts_up_to_all():
-    mixture = ModelShape("moe", 1, 8, 4, 2, 3, 0, 10, experts=4, active_experts=2, expert_ffn=16)
+    mixture = ModelShape(
+        name="moe",
+        layers=1,
+        hidden=8,
+        heads=4,
+        kv_heads=2,
+        head_dim=3,
+        ffn=0,
+        vocab=10,
+        experts=4,
+        active_experts=2,
+        expert_ffn=16,
+    )
     expert = 3 * 8 * 16
 
     def read(n: int) -> int:
@@ -128,7 +161,19 @@ def test_more_tokens_pick_more_experts_up_to_all():
 
 def test_experts_may_be_stored_smaller():
     shape = ModelShape(
-        "moe", 1, 8, 4, 2, 3, 0, 10, experts=4, active_experts=1, expert_ffn=16, weight_bytes=2, expert_weight_bytes=0.5
+        name="moe",
+        layers=1,
+        hidden=8,
+        heads=4,
+        kv_heads=2,
+        head_dim=3,
+        ffn=0,
+        vocab=10,
+        experts=4,
+        active_experts=1,
+        expert_ffn=16,
+        weight_bytes=2,
+        expert_weight_bytes=0.5,
     )
     assert shape.stored_bytes == 4 * 3 * 8 * 16 * 0.5 + 2 * (288 + 8 * 4 + 160)
 
@@ -155,7 +200,7 @@ def test_latent_attention_keeps_a_narrow_cache():
         "first_k_dense_replace": 3,
         "tie_word_embeddings": False,
     }
-    shape = ModelShape.from_config(config, weight_bytes=1, cache_bytes=2)
+    shape = model_shape(config, weight_bytes=1, cache_bytes=2)
     assert shape.parameters == pytest.approx(671e9, rel=0.001)
     assert shape.cache_bytes_per_token == 61 * 576 * 2
     active = pass_cost(shape, [1], [0], 1).flops / 2
@@ -183,7 +228,7 @@ def test_lengths_that_do_not_fit_are_refused(arguments):
 )
 def test_an_unknown_or_incomplete_config_is_refused_in_a_sentence(config):
     with pytest.raises(SpecVizError, match=r"\.$"):
-        ModelShape.from_config(config)
+        model_shape(config)
 
 
 # ---------------------------------------------------------------- against real modules and PyTorch's counter
@@ -255,13 +300,13 @@ def test_parameters_of_latent_attention_agree_exactly_with_the_module():
     )
     model = transformers.AutoModelForCausalLM.from_config(config)
     counted = sum(p.numel() for p in model.parameters()) + 3 * 8  # the routers' balancing bias is a buffer
-    assert ModelShape.from_config(config).parameters == counted
+    assert model_shape(config).parameters == counted
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_parameters_agree_exactly_with_the_module(name):
     model = _model(name)
-    assert ModelShape.from_config(model.config).parameters == sum(p.numel() for p in model.parameters())
+    assert model_shape(model.config).parameters == sum(p.numel() for p in model.parameters())
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -269,7 +314,7 @@ def test_flops_agree_with_pytorch_to_one_per_cent(name):
     """Without a cache the module computes the whole square of scores, masked or not. So compare like with like:
     the linear layers and the head as they are, and attention with every position meeting every key."""
     model, tokens = _model(name), 24
-    shape = ModelShape.from_config(model.config)
+    shape = model_shape(model.config)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
         model(torch.arange(tokens)[None], use_cache=False)
     ours = breakdown(shape, [tokens], [0], tokens).flops
@@ -286,13 +331,13 @@ def test_one_token_on_a_cache_agrees_with_pytorch(name):
         cache = model(torch.arange(20)[None], use_cache=True).past_key_values
         with FlopCounterMode(display=False) as counter:
             model(torch.tensor([[3]]), cache=cache, use_cache=True)
-    ours = pass_cost(ModelShape.from_config(model.config), [1], [20], 1).flops
+    ours = pass_cost(model_shape(model.config), [1], [20], 1).flops
     assert ours == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_a_config_object_and_its_dict_agree():
     for config in CONFIGS.values():
-        assert ModelShape.from_config(config, name="x") == ModelShape.from_config(config.to_dict(), name="x")
+        assert model_shape(config, name="x") == model_shape(config.to_dict(), name="x")
 
 
 def test_every_known_architecture_is_tried_here():
@@ -303,4 +348,4 @@ def test_every_known_architecture_is_tried_here():
 def test_text_part_of_a_nested_config_is_used():
     inner = CONFIGS["gemma3"].to_dict()
     nested = {"model_type": "gemma3", "text_config": inner | {"model_type": "gemma3_text"}}
-    assert ModelShape.from_config(nested, name="x") == ModelShape.from_config(inner, name="x")
+    assert model_shape(nested, name="x") == model_shape(inner, name="x")

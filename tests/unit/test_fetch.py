@@ -435,7 +435,7 @@ def test_a_damaged_gguf_is_one_sentence_from_the_child_that_reads_it(index, empt
 
 
 def test_a_pair_without_a_drafter_says_so():
-    with pytest.raises(PairError, match="brings no drafter"):
+    with pytest.raises(PairError, match="has no drafter"):
         load_draft("some/model")
 
 

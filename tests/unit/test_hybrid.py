@@ -9,9 +9,10 @@ from test_training import DRAFT_IDS, LAYERS, SIZE, VOCAB, block_net, module
 
 from specviz.drafters import checkpoints, trained_autoregressive
 from specviz.drafters.base import Request
+from specviz.drafters.block_net import BlockConfig
 from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.names import trained
-from specviz.drafters.parallel import BlockConfig, ParallelDrafter
+from specviz.drafters.parallel import ParallelDrafter
 from specviz.errors import FetchError, PairError
 from specviz.models.causal import CausalModel
 from specviz.sampling.distributions import dense
@@ -43,13 +44,14 @@ def test_a_live_serial_pass_equals_the_teacher_forced_one(target):  # noqa: F811
     out = drafter.propose([request(0, PROMPT[-1], 4)]).on_host()
     text = [*PROMPT, *out.tokens[0]]
     n = len(PROMPT)
-    hidden, *_ = drafter._block([request(0, PROMPT[-1], 4)], [4])
+    with torch.inference_mode():
+        hidden, *_ = drafter.fused.draft(drafter._cache, drafter._inputs([request(0, PROMPT[-1], 4)], [4]))
     with torch.no_grad():
-        mended = drafter.net.serial(
+        refined = drafter.net.serial(
             hidden, target.embedding[text[n - 1 : n + 3]], target.embedding[text[n - 2 : n + 2]]
         )
-    mended[0] = hidden[0]  # the first slot needs no mending
-    assert torch.allclose(drafter.fused.head(mended), dense(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
+    refined[0] = hidden[0]  # the first slot is not refined
+    assert torch.allclose(drafter.fused.head(refined), dense(out.draft_logits[0])[:, DRAFT_IDS], atol=1e-4)
 
 
 def test_the_token_before_the_anchor_is_tracked_through_commits(target):  # noqa: F811
@@ -67,8 +69,19 @@ def test_without_a_serial_head_it_is_refused(target):  # noqa: F811
 
 
 def test_files_round_trip_within_the_int8_step_and_parallel_leaves_the_head_out(tmp_path):
-    config = BlockConfig(96, VOCAB, 1, 3, 1, 32, 96, (0, 2), 8, serial=96)
-    from specviz.drafters.parallel import BlockNet
+    config = BlockConfig(
+        hidden_size=96,
+        vocab_size=VOCAB,
+        layers=1,
+        heads=3,
+        kv_heads=1,
+        head_dim=32,
+        ffn=96,
+        taps=(0, 2),
+        block=8,
+        serial=96,
+    )
+    from specviz.drafters.block_net import BlockNet
 
     torch.manual_seed(0)
     net = BlockNet(config, DRAFT_IDS)
@@ -91,7 +104,12 @@ def test_a_damaged_or_foreign_folder_is_refused_in_a_sentence(tmp_path):
 
 
 def test_the_trained_autoregressive_drafter_loads_and_its_export_is_a_stock_model(tmp_path, target):  # noqa: F811
-    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    net = causal.CausalNet(
+        BlockConfig(
+            hidden_size=SIZE, vocab_size=VOCAB, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, taps=(), block=16
+        ),
+        DRAFT_IDS,
+    )
     closed_form.start_from_layers(net, module(), (0, LAYERS - 1))
     checkpoints.save(tmp_path / "ar", "autoregressive", net, {})
     small, ids = trained_autoregressive.load_module(tmp_path / "ar", target)

@@ -21,7 +21,7 @@ from specviz.engine import prompts as prompting
 from specviz.engine.drafter_factory import make_drafter as making
 from specviz.engine.loop import decode
 from specviz.engine.model_store import ModelStore
-from specviz.hardware.costs import ModelShape
+from specviz.hardware.config_shapes import model_shape
 from specviz.hardware.machine import has_bf16_units
 from specviz.kernels import binding
 from specviz.loader.pairs import EMBEDDED, find_pair
@@ -266,7 +266,7 @@ REDUCED = pytest.mark.parametrize(
 def test_the_shape_that_is_modelled_is_the_one_that_stands_in_memory(store, precision):
     """What the Bottleneck page counts without weights, byte for byte, against the model that was opened."""
     model = store.open(find_pair(EMBEDDED).target, "cpu", precision).model
-    assert with_storage_width(ModelShape.from_config(model.config), precision) == model.shape
+    assert with_storage_width(model_shape(model.config), precision) == model.shape
 
 
 @REDUCED

@@ -88,7 +88,7 @@ def test_what_a_gpu_does_not_tell_is_none_and_said(monkeypatch):
     source = monitor.source("cuda")
     sample = source.read(0.0)
     assert {sample.compute, sample.watts, sample.joules, sample.memory_used, sample.clock_hertz} == {None}
-    assert source.note == "This GPU does not tell its power and utilization."
+    assert source.note == "This GPU does not report its power and utilization."
 
 
 @pytest.mark.parametrize(

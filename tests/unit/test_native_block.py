@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import block_weights
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.drafters.fused_block import FusedBlock
-from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.drafters.slots import BlockInputs
 from specviz.kernels import binding
 from specviz.models.causal import CausalModel
 
@@ -43,7 +44,19 @@ def make(dtype, monkeypatch, kv_heads=1):
         ).to(dtype)
     )
     net = BlockNet(
-        BlockConfig(SIZE, VOCAB, 2, 2, kv_heads, 64, 96, TAPS, 16, serial=32), torch.arange(0, VOCAB, 2)
+        BlockConfig(
+            hidden_size=SIZE,
+            vocab_size=VOCAB,
+            layers=2,
+            heads=2,
+            kv_heads=kv_heads,
+            head_dim=64,
+            ffn=96,
+            taps=TAPS,
+            block=16,
+            serial=32,
+        ),
+        torch.arange(0, VOCAB, 2),
     ).eval()
     for p in net.parameters():
         torch.nn.init.normal_(p, 1.0 if p.ndim == 1 else 0.0, 0.1)
@@ -64,7 +77,9 @@ class Texts:
     @torch.inference_mode()
     def draft(self, rows, taps, anchors, counts):
         native_block, self.fused._native = self.fused._native, self.native
-        states, logits, last = self.fused.draft(self.cache, rows, taps, [self.last[r] for r in rows], anchors, counts)
+        last_states, texts = [self.last[r] for r in rows], [[anchor, anchor] for anchor in anchors]
+        inputs = BlockInputs(rows=rows, taps=taps, last_states=last_states, texts=texts, counts=counts)
+        states, logits, last = self.fused.draft(self.cache, inputs)
         self.fused._native = native_block
         self.last |= zip(rows, last)
         return states.split(counts), logits.split(counts)

@@ -22,7 +22,7 @@ from specviz.drafters.hybrid import HybridDrafter
 from specviz.drafters.lookup_first import LookupFirst
 from specviz.drafters.ngram import NgramDrafter
 from specviz.drafters.parallel import ParallelDrafter
-from specviz.drafters.published import ForeignDrafter
+from specviz.drafters.published import PublishedDrafter
 from specviz.drafters.published_net import load_net
 from specviz.engine import judging, loop
 from specviz.models.causal import CausalModel
@@ -100,8 +100,8 @@ def block(kind, graphs):
         net = block_net().to(META)
         made = kind(net, target, settings)
         if graphs:
-            made.fused.graphs = made.graphs = BlockGraphs(made.fused, META, 500, FakeRecorder())
-            made._cache = made.fused.new_cache()
+            made.graphs = BlockGraphs(made.fused, META, 500, FakeRecorder())
+            made._cache = made.graphs.new_cache()
         return made
 
     return make
@@ -183,7 +183,7 @@ def test_a_round_with_a_published_drafter_reads_once(reads, name, temperature):
     for prompts, ks in ((PROMPTS[:1], None), (PROMPTS, (1, 4, 3))):
         reads.clear()
         played = watched(
-            there, ForeignDrafter(net, there, settings), [[t % 24 for t in p] for p in prompts], settings, ks
+            there, PublishedDrafter(net, there, settings), [[t % 24 for t in p] for p in prompts], settings, ks
         )
         assert len(played) == len(reads) == ROUNDS
 

@@ -5,8 +5,9 @@ import torch
 from test_training import DRAFT_IDS, SIZE, TAPS, VOCAB, block_net, module
 
 from specviz.drafters.base import Request
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.drafters.hybrid import HybridDrafter
-from specviz.drafters.parallel import BlockConfig, BlockNet, ParallelDrafter
+from specviz.drafters.parallel import ParallelDrafter
 from specviz.engine.loop import decode
 from specviz.errors import PairError
 from specviz.models.causal import CausalModel
@@ -45,7 +46,8 @@ def ready(drafter, target, prompt=PROMPT, row=0):
 @pytest.mark.parametrize("k", [1, 3, 8])
 def test_a_live_block_equals_the_teacher_forced_one(target, k):
     drafter = ready(make(ParallelDrafter, target), target)
-    live, *_ = drafter._block([request(0, PROMPT[-1], k)], [k])
+    with torch.inference_mode():
+        live, *_ = drafter.fused.draft(drafter._cache, drafter._inputs([request(0, PROMPT[-1], k)], [k]))
     text = torch.tensor([PROMPT + [0] * 9])
     taps = torch.zeros(1, text.shape[1], 2, SIZE)
     taps[0, : len(PROMPT) - 1] = taps_of(target, PROMPT[:-1]).view(-1, 2, SIZE)
@@ -165,6 +167,11 @@ def test_sampled_decoding_follows_the_targets_own_law(target):
 
 
 def test_a_drafter_of_another_target_is_refused_in_a_sentence(target):
-    net = BlockNet(BlockConfig(16, VOCAB, 1, 2, 1, 8, 16, (0,), 4), DRAFT_IDS)
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=16, vocab_size=VOCAB, layers=1, heads=2, kv_heads=1, head_dim=8, ffn=16, taps=(0,), block=4
+        ),
+        DRAFT_IDS,
+    )
     with pytest.raises(PairError, match="width 16"):
         ParallelDrafter(net, target, Settings())

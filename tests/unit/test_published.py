@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import from_folder, published_config
 from specviz.drafters.base import Request
-from specviz.drafters.published import ForeignDrafter
+from specviz.drafters.published import PublishedDrafter
 from specviz.drafters.published_net import load_net
 from specviz.engine.loop import decode
 from specviz.engine.model_store import ModelStore
@@ -79,7 +79,7 @@ def test_states_and_logits_equal_those_of_the_authors_package(name):
     """Block states, logits, drafts and confidences agree to float tolerance, in two rounds with a growing context."""
     given, target = case(name)
     net = load_net(CASES / name, target)
-    drafter = ForeignDrafter(net, target, Settings(temperature=0.0))
+    drafter = PublishedDrafter(net, target, Settings(temperature=0.0))
     first = net.config.first_slot
     ids = given.get("draft_ids", torch.arange(24))
     worst = 0.0
@@ -101,7 +101,7 @@ def test_the_installed_package_gives_the_same(name):
     package = pytest.importorskip("dflash")
     given, target = case(name)
     model = package.DFlashDraftModel.from_pretrained(CASES / name, dtype=torch.float32).eval()
-    drafter = ForeignDrafter(load_net(CASES / name, target), target, Settings())
+    drafter = PublishedDrafter(load_net(CASES / name, target), target, Settings())
     drafter.start(0, [1] * 5, given["taps"][:4], 64)
     ids = torch.tensor([[8] + [23] * 5])
     with torch.inference_mode():
@@ -146,7 +146,7 @@ def test_deepspec_and_speculators_packagings_of_one_net_agree(tmp_path):
     assert net.embedding.data_ptr() == target.embedding.data_ptr()  # the copy in the file was let go
     assert net.head.data_ptr() == target.head.data_ptr()
     proposals = [
-        list(two_rounds(ForeignDrafter(load_net(f, target), target, Settings(temperature=1.0)), given, 6))
+        list(two_rounds(PublishedDrafter(load_net(f, target), target, Settings(temperature=1.0)), given, 6))
         for f in (tmp_path, CASES / "dspark_vanilla")
     ]
     for (_, one), (_, other) in zip(*proposals):
@@ -189,7 +189,7 @@ def test_decoding_is_lossless_and_rows_are_apart(name, temperature):
 
 def test_k_only_cuts_and_proposing_leaves_no_trace():
     given, target = case("dspark_rnn")
-    drafter = ForeignDrafter(load_net(CASES / "dspark_rnn", target), target, Settings(temperature=1.0))
+    drafter = PublishedDrafter(load_net(CASES / "dspark_rnn", target), target, Settings(temperature=1.0))
     drafter.start(0, [1] * 8, given["taps"][:7], 64)
     long, short, again = (drafter.propose([request(0, 5, k)]).on_host() for k in (6, 2, 6))
     assert long.tokens == again.tokens and short.tokens[0] == long.tokens[0][:2]

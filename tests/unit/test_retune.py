@@ -8,7 +8,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specviz.drafters import checkpoints
-from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.engine.model_store import LoadedModel
 from specviz.errors import SettingsError
 from specviz.models.causal import CausalModel
@@ -55,7 +55,21 @@ def tiny(tmp_path, monkeypatch):
         def open(self, *_, **__):
             return LoadedModel(CausalModel(module), Tokenizer(), "cpu", "fp32")
 
-    net = BlockNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (0, 2), 16, serial=24), torch.arange(0, VOCAB, 2))
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=SIZE,
+            vocab_size=VOCAB,
+            layers=2,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            ffn=48,
+            taps=(0, 2),
+            block=16,
+            serial=24,
+        ),
+        torch.arange(0, VOCAB, 2),
+    )
     source = checkpoints.save(tmp_path / "shipped", "hybrid", net, {"licence": "Apache-2.0"})
     monkeypatch.setattr(retune, "trained", lambda: {"hybrid": source})
     chance = np.random.default_rng(0)

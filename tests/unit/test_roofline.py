@@ -27,7 +27,19 @@ ROOFS = Ceilings(
     flops_spread=(9e10, 1e11),
     measured_at="2026-01-01T00:00:00+00:00",
 )
-LLAMA = ModelShape("llama-8b", 32, 4096, 32, 8, 128, 14336, 128256, weight_bytes=2, cache_bytes=2, activation_bytes=2)
+LLAMA = ModelShape(
+    name="llama-8b",
+    layers=32,
+    hidden=4096,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=14336,
+    vocab=128256,
+    weight_bytes=2,
+    cache_bytes=2,
+    activation_bytes=2,
+)
 H100 = Ceilings(
     device="cuda",
     precision="bf16",

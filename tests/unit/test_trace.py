@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import errno
 import gzip
-import io
 import json
 import os
 import random
@@ -21,10 +20,11 @@ from specviz.engine.model_store import ModelStore
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
 from specviz.errors import SettingsError, TraceError
+from specviz.paths import write_atomically
 from specviz.trace import files as trace_files
 from specviz.trace import metrics
 from specviz.trace.codec import from_json, schema, to_json
-from specviz.trace.files import dumps, load, loads, save, write_atomically
+from specviz.trace.files import dumps, load, loads, save
 from specviz.trace.records import Settings, Trace
 from specviz.views import frames
 
@@ -307,13 +307,9 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     if step == "write":
-
-        class Full(io.FileIO):
-            write = full
-
-        monkeypatch.setattr(trace_files.os, "fdopen", lambda handle, mode: Full(handle, mode))
+        monkeypatch.setattr(Path, "write_bytes", full)
     else:
-        monkeypatch.setattr(trace_files.os, "fsync" if step == "flush to disk" else "replace", full)
+        monkeypatch.setattr(os, "fsync" if step == "flush to disk" else "replace", full)
     with pytest.raises(OSError, match="No space left"):
         save(dataclasses.replace(trace, note="a newer one"), path)
     monkeypatch.undo()
@@ -321,7 +317,7 @@ def test_a_disk_that_fails_leaves_nothing_half_written(trace, tmp_path, monkeypa
 
 
 def test_writing_makes_the_folder_it_needs(tmp_path):
-    write_atomically(tmp_path / "a" / "b" / "c.bin", b"x")
+    write_atomically(tmp_path / "a" / "b" / "c.bin", lambda file: file.write_bytes(b"x"))
     assert (tmp_path / "a" / "b" / "c.bin").read_bytes() == b"x"
 
 

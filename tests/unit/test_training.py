@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from specviz.drafters.parallel import BlockConfig, BlockNet
+from specviz.drafters.block_net import BlockConfig, BlockNet
 from specviz.errors import SpecVizError
 from specviz.models.causal import CausalModel
 from specviz.trace.calibration import expected_error
@@ -42,7 +42,21 @@ def module(seed=0):
 
 def block_net(serial=24, seed=1):
     torch.manual_seed(seed)
-    net = BlockNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, TAPS, 8, serial=serial), DRAFT_IDS)
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=SIZE,
+            vocab_size=VOCAB,
+            layers=2,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            ffn=48,
+            taps=TAPS,
+            block=8,
+            serial=serial,
+        ),
+        DRAFT_IDS,
+    )
     for p in net.parameters():
         torch.nn.init.normal_(p, std=0.3) if p.ndim > 1 else None
     return net.eval()
@@ -300,14 +314,32 @@ def test_closed_form_starts_explain_the_target_and_lower_the_loss(store):
 
 
 def test_copied_layers_with_narrower_feed_forward_keep_the_largest_neurons():
-    net = BlockNet(BlockConfig(SIZE, VOCAB, 1, 4, 2, 8, 16, TAPS, 8), DRAFT_IDS)
+    net = BlockNet(
+        BlockConfig(
+            hidden_size=SIZE, vocab_size=VOCAB, layers=1, heads=4, kv_heads=2, head_dim=8, ffn=16, taps=TAPS, block=8
+        ),
+        DRAFT_IDS,
+    )
     closed_form.start_from_layers(net, module(), (1,))
     kept = {tuple(r) for r in module().model.layers[1].mlp.gate_proj.weight.tolist()}
     assert all(tuple(r) in kept for r in net.layers[0].gate_proj.weight.tolist())
 
 
 def test_the_training_form_of_the_small_causal_model_is_a_stock_llama(store):
-    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, LAYERS, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    net = causal.CausalNet(
+        BlockConfig(
+            hidden_size=SIZE,
+            vocab_size=VOCAB,
+            layers=LAYERS,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            ffn=48,
+            taps=(),
+            block=16,
+        ),
+        DRAFT_IDS,
+    )
     target = module()
     closed_form.start_from_layers(net, target, range(LAYERS))
     tokens = torch.tensor([[3, 9, 4, 30, 2]])
@@ -321,7 +353,12 @@ def test_the_bridge_makes_a_cut_model_better(store):
     parts = target_parts.TargetParts.of(target)
     head = parts.head[DRAFT_IDS]
     recipe = causal.CausalRecipe()
-    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    net = causal.CausalNet(
+        BlockConfig(
+            hidden_size=SIZE, vocab_size=VOCAB, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, taps=(), block=16
+        ),
+        DRAFT_IDS,
+    )
     closed_form.start_from_layers(net, target, (0, 3))
     batches = [store.batch(list(range(i, i + 4))) for i in (0, 4, 8)]
     with torch.no_grad():
@@ -333,7 +370,12 @@ def test_the_bridge_makes_a_cut_model_better(store):
 
 def test_refitting_the_last_layer_explains_more_of_the_targets_state(store):
     parts, target = target_parts.TargetParts.of(module()), module()
-    net = causal.CausalNet(BlockConfig(SIZE, VOCAB, 2, 4, 2, 8, 48, (), 16), DRAFT_IDS)
+    net = causal.CausalNet(
+        BlockConfig(
+            hidden_size=SIZE, vocab_size=VOCAB, layers=2, heads=4, kv_heads=2, head_dim=8, ffn=48, taps=(), block=16
+        ),
+        DRAFT_IDS,
+    )
     closed_form.start_from_layers(net, target, (0, 3))
     batches = [store.batch(list(range(i, i + 4))) for i in (0, 4, 8)]
     before, _ = closed_form.refit_last_layer(net, closed_form.causal_examples(net, parts.embedding, iter(batches), 1))
