@@ -85,6 +85,6 @@ def binary_bytes(value: float | None) -> str:
     return f"{value:.0f} B"
 
 
-def gigabytes(count: int) -> str:
+def gigabytes(count: float) -> str:
     """Bytes in words: 93 MB, 8.05 GB."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"

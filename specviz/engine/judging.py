@@ -35,14 +35,14 @@ class RowDraft:
         return len(self.proposal.tokens[self.index]) if self.proposal else 0
 
     @property
-    def tokens(self) -> list[int] | torch.Tensor:
+    def tokens(self) -> Sequence[int] | torch.Tensor:
         """The drafted token ids [K]; a tensor on the device until `synchronize`."""
         return self.proposal.tokens[self.index][: self.length] if self.proposal else []
 
     @property
     def host_tokens(self) -> list[int]:
         """The drafted token ids [K] as a list; free after `synchronize`, before it waits for the device."""
-        return tokens.tolist() if isinstance(tokens := self.tokens, torch.Tensor) else tokens
+        return tokens.tolist() if isinstance(tokens := self.tokens, torch.Tensor) else list(tokens)
 
     @property
     def probs(self) -> Distributions | None:

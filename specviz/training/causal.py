@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -23,7 +24,8 @@ class CausalNet(nn.Module):
         """config.taps is empty; config.block is unused."""
         super().__init__()
         self.config = config
-        self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
+        # a ModuleList is no typed container: its entries are BlockLayers
+        self.layers = cast(list[BlockLayer], nn.ModuleList(BlockLayer(config) for _ in range(config.layers)))
         self.norm = Norm(config.hidden_size, config.rms_eps)
         self.register_buffer("draft_ids", draft_ids.clone())
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from specviz.drafters.block_net import BlockConfig, BlockLayer, BlockNet, rope_tables
@@ -16,7 +16,7 @@ from specviz.training.features import Batch
 from specviz.training.target_parts import StockModel, TargetParts
 
 
-def start_from_layers(net: nn.Module, module: StockModel, layers: Sequence[int]) -> None:
+def start_from_layers(net: BlockNet | CausalNet, module: StockModel, layers: Sequence[int]) -> None:
     """Copy layers of a stock Llama-like target into a net's layers, and its final norm. Where the net's feed-forward
     is narrower, the neurons whose output weights are largest are kept."""
     for layer, index in zip(net.layers, layers, strict=True):
@@ -123,7 +123,9 @@ def start_inputs(
 
 @torch.no_grad()
 def refit_last_layer(
-    net: nn.Module, examples: Iterator[tuple[Callable[[], object], torch.Tensor, torch.Tensor]], strength: float = 1e-2
+    net: BlockNet | CausalNet,
+    examples: Iterator[tuple[Callable[[], object], torch.Tensor, torch.Tensor]],
+    strength: float = 1e-2,
 ) -> tuple[float, float]:
     """Refit the output weights of a net's last feed-forward in closed form, towards the target's own final state.
 
@@ -173,7 +175,7 @@ def block_examples(
         where = (blocks.anchors[..., None] + torch.arange(slots)).clamp(max=batch.tokens.shape[1] - 1)
         row = torch.arange(len(batch.tokens))[:, None, None].expand_as(where)
         yield (
-            lambda b=batch, k=blocks: block_states(net, embedding, b, k, columns),
+            partial(block_states, net, embedding, batch, blocks, columns),
             blocks.valid,
             batch.taps[row[blocks.valid], where[blocks.valid], -1],
         )
@@ -186,7 +188,7 @@ def causal_examples(
     for batch in batches:
         place = torch.arange(batch.tokens.shape[1])
         inside = (place < batch.lengths[:, None] - 1) & (place >= skip)
-        yield lambda b=batch: net(embedding[b.tokens]), inside, batch.taps[:, :, -1][inside]
+        yield partial(net, embedding[batch.tokens]), inside, batch.taps[:, :, -1][inside]
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ PATIENCE_SECONDS = 10.0
 class Watch:
     """The server's monitor of its fastest device, and the sessions that show it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.device = available_devices()[0]
         self.monitor = Monitor(self.device, patience=PATIENCE_SECONDS)
         self._seen: dict[str, float] = {}
