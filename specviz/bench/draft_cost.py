@@ -1,6 +1,6 @@
-"""What a draft of K tokens costs, K = 1 to 16, measured drafter by drafter beside a plain step of the same target.
+"""Seconds of a draft of K tokens, K = 1 to 16, by drafter, measured beside a plain step of the same target.
 
-Knows no torch until it measures, and no page.
+Imports no torch before measuring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUDGET_SECONDS = 28.0
 """No further K is begun after this long; loading is not counted."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DraftCost:
     """Median seconds of one proposal of K tokens for one row, by drafter and K, and of one plain step."""
 
@@ -134,15 +134,15 @@ class Costs(Worker):
                 self.report(f"{d}, K = {k}", (i + j / len(self.drafters)) / len(order))
                 found[d] |= draft_seconds(target.model, makers[d], ids, [k], REPEATS)
             self.cost = DraftCost(
-                self.pair.name,
-                told.name,
-                told.device,
-                told.precision,
-                torch.get_num_threads(),
-                now,
-                len(ids),
-                plain,
-                {d: dict(sorted(by_k.items())) for d, by_k in found.items()},
+                pair=self.pair.name,
+                machine=told.name,
+                device=told.device,
+                precision=told.precision,
+                threads=torch.get_num_threads(),
+                measured_at=now,
+                context=len(ids),
+                plain_seconds=plain,
+                seconds={d: dict(sorted(by_k.items())) for d, by_k in found.items()},
             )
             if time.monotonic() - begun > BUDGET_SECONDS:
                 break

@@ -1,14 +1,14 @@
-"""One prompt after the other through several drafters under one verifier and one seed: lanes, each lane a Trace.
+"""Lanes: the same prompts decoded with several drafters, one target and one seed; each lane is a Trace.
 
-Knows no torch until something is decoded, and no page. The lane `plain` is plain decoding (K = 0) of the same prompt,
-measured in the same process like any other lane.
+The lane `plain` is plain decoding (K = 0) of the same prompt, measured in the same process like any other lane. Imports
+no torch before decoding.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +32,16 @@ FOLDER = ASSETS / "traces" / "lanes"
 """The recorded lanes that ship."""
 MAX_PROMPTS = 20
 KEPT = 2
-"""How many of p's and of q's likeliest tokens a recorded lane keeps at each position that was judged."""
+"""Number of the most probable tokens of p and of q that a recorded lane keeps at each judged position."""
 PATIENCE_SECONDS = 15.0
-"""How much longer than other work this goes on unwatched: a page of so many charts takes long to draw when busy."""
+"""Additional seconds without a poll before the work stops: the page has many charts and takes long to draw."""
 Key = tuple[str, str]
 """(prompt's name, drafter)."""
 
 
-@dataclass(frozen=True)
-class LanesOrder:
-    """What to run: every text through every drafter."""
+@dataclass(frozen=True, kw_only=True)
+class LanesRequest:
+    """Parameters of lanes: every text with every drafter."""
 
     pair: str = EMBEDDED
     drafters: tuple[str, ...] = ()
@@ -56,8 +56,7 @@ _ORDER = ("ngram", "autoregressive", "parallel", LOOKUP_FIRST, "hybrid")
 
 
 def default_drafters(pair_name: str) -> tuple[str, ...]:
-    """The lanes that make sense for a pair, slowest building first: all it has but the stand-in that accepts nothing,
-    as long as there are others."""
+    """The drafters of a pair in the order of their lanes, without first-layers if there are others."""
     names = drafter_names(find_pair(pair_name))
     order = [n for n in _ORDER if n in names]
     order += [n for n in names if n not in order]
@@ -66,7 +65,7 @@ def default_drafters(pair_name: str) -> tuple[str, ...]:
 
 
 def prompt_name(text: str) -> str:
-    """What a prompt is called on screen: its preset's title, or its first words."""
+    """A prompt's name on screen: its preset's title, or its first words."""
     for known in PRESETS + TOY_PRESETS:
         if known.text == text:
             return known.title
@@ -75,7 +74,7 @@ def prompt_name(text: str) -> str:
 
 
 def more_texts(pair_name: str, first: str, count: int) -> tuple[str, ...]:
-    """`first` and the pair's own test prompts after it, `count` in all at most, none twice. Imports torch."""
+    """`first` and then the pair's test prompts, at most `count` and without duplicates. Imports torch."""
     from specviz.checks.lossless import texts_for
 
     others = texts_for(pair_name)[0] if count > 1 else ()
@@ -87,7 +86,7 @@ class Lanes(Worker):
 
     patience = PATIENCE_SECONDS
 
-    def __init__(self, order: LanesOrder, store: ModelStore | None = None):
+    def __init__(self, order: LanesRequest, store: ModelStore | None = None):
         """Raises SettingsError or PairError with a sentence for an order that cannot be run."""
         super().__init__()
         pair = find_pair(order.pair)
@@ -112,12 +111,12 @@ class Lanes(Worker):
 
         order, store = self.order, self._store or STORE
         names = _names(order.texts)
-        # plain decoding first, then the drafters, begun with another one at each prompt: nobody is always the warmest
+        # plain decoding first, then the drafters, starting with another one at each prompt, so that none is favoured
         jobs = []
         for i, (name, text) in enumerate(zip(names, order.texts)):
             turn = i % len(order.drafters)
             jobs += [(name, text, d) for d in (PLAIN, *order.drafters[turn:], *order.drafters[:turn])]
-        for d in (PLAIN, *order.drafters):  # loads weights and lets kernels be chosen; not kept
+        for d in (PLAIN, *order.drafters):  # loads weights and picks kernels; not recorded
             self.report(f"Warming up: {d}", 0.0)
             self._decode(order.texts[0], d, store, min(12, order.settings.max_new_tokens))
         for i, (name, text, drafter) in enumerate(jobs):
@@ -161,12 +160,12 @@ class Lanes(Worker):
 
 
 def _drafter_of_plain(pair, chosen: Sequence[str]) -> str:
-    """Which drafter stands idle beside plain decoding: a lookup, since it wants no taps and holds no weights."""
+    """The unused drafter of plain decoding's run: a lookup if there is one, since it has no weights."""
     return "ngram" if "ngram" in drafter_names(pair) else chosen[0]
 
 
 def _names(texts: Sequence[str]) -> list[str]:
-    """A name for each text, no two alike."""
+    """A unique name for each text."""
     out: list[str] = []
     for text in texts:
         name, n = prompt_name(text), 2
@@ -210,7 +209,7 @@ def same_text(lanes: Mapping[Key, Trace], drafter: str) -> tuple[int, int]:
 
 
 def save(lanes: Mapping[Key, Trace], folder: Path = FOLDER) -> list[Path]:
-    """Write each lane, slimmed, as a trace file of its own; lanes that were there before are removed."""
+    """Write each lane, slimmed, as its own trace file, and remove the lanes that were there before."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("lane-*.json.gz"):
         old.unlink()
@@ -231,8 +230,8 @@ def load(folder: Path = FOLDER) -> dict[Key, Trace]:
 
 
 def slim(trace: Trace, kept: int = KEPT) -> Trace:
-    """A smaller trace of the same run: positions keep `kept` of p's and of q's likeliest tokens (dropped ones one
-    each), the drafted and the drawn token. What leaves a support goes into its tails, so overlap and leftover stay
+    """A smaller trace of the same run: positions keep the `kept` most probable tokens of p and of q (dropped positions
+    one each), the drafted and the drawn token. Removed tokens are added to the tails, so overlap and leftover stay
     exact up to rounding; numbers keep five digits."""
     rounds = tuple(
         replace(
@@ -281,7 +280,9 @@ def _uniform(u: float | None) -> float | None:
 def _slim_position(x: Position, kept: int, drawn: int | None) -> Position:
     everything = range(len(x.support))
     by_p = sorted(everything, key=lambda i: -x.target_logits[i])[:kept]
-    weight = x.draft_probs if x.draft_logits is None else [-1e30 if z is None else z for z in x.draft_logits]
+    weight: Sequence[float] = x.draft_probs
+    if x.draft_logits is not None:
+        weight = [-1e30 if z is None else z for z in x.draft_logits]
     by_q = [i for i in sorted(everything, key=lambda i: -weight[i])[:kept] if weight[i] > -1e30]
     if x.draft_token is None or x.draft_logits is None:
         by_q = [i for i in by_q if x.draft_probs[i] > 0]
@@ -290,29 +291,32 @@ def _slim_position(x: Position, kept: int, drawn: int | None) -> Position:
     gone = [i for i in everything if i not in set(stay)]
     p, q = x.target_probs, x.draft_probs
 
-    def tail(now: float, parts) -> float:
+    def tail(now: float, parts: Iterable[float]) -> float:
         return min(1.0, _digits(now + sum(parts)))
 
     return replace(
         x,
         support=tuple(x.support[i] for i in stay),
         target_logits=tuple(_digits(x.target_logits[i]) for i in stay),
-        draft_logits=None
-        if x.draft_logits is None
-        else tuple(None if x.draft_logits[i] is None else _digits(x.draft_logits[i]) for i in stay),
+        draft_logits=None if x.draft_logits is None else tuple(_optional_digits(x.draft_logits[i]) for i in stay),
         target_probs=tuple(_digits(p[i]) for i in stay),
         draft_probs=tuple(_digits(q[i]) for i in stay),
         target_logsumexp=_digits(x.target_logsumexp),
-        draft_logsumexp=_digits(x.draft_logsumexp),
+        draft_logsumexp=_optional_digits(x.draft_logsumexp),
         tail_target=tail(x.tail_target, (p[i] for i in gone)),
         tail_draft=tail(x.tail_draft, (q[i] for i in gone)),
         tail_min=tail(x.tail_min, (min(p[i], q[i]) for i in gone)),
         tail_leftover=tail(x.tail_leftover, (max(0.0, p[i] - q[i]) for i in gone)),
         accept_uniform=_uniform(x.accept_uniform),
-        confidence=_digits(x.confidence),
-        target_entropy=_digits(x.target_entropy),
+        confidence=_optional_digits(x.confidence),
+        target_entropy=_optional_digits(x.target_entropy),
     )
 
 
-def _digits(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.5g}")
+def _digits(value: float) -> float:
+    """Rounded to five significant digits."""
+    return float(f"{value:.5g}")
+
+
+def _optional_digits(value: float | None) -> float | None:
+    return None if value is None else _digits(value)

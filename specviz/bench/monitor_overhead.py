@@ -1,4 +1,4 @@
-"""What watching costs: the share of a run that the monitor's sampling takes, measured on real steps."""
+"""Overhead of the device monitor: processor time of its sampling, and step times with and without it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ratios of two systems measured on the same prompts, with an interval, and how to spend a limited time on many.
+"""Paired speed ratios of two systems over common prompts with confidence intervals, and the plan of a limited time.
 
-Pure arithmetic: knows no model and no clock.
+Pure arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times one system is as fast as another: the median over prompts that both decoded."""
+    """Ratio of two systems' rates: the median over the prompts that both decoded, and its interval."""
 
     median: float
     low: float

@@ -1,10 +1,10 @@
-"""vLLM, asked line by line: runs by itself in an environment that has vLLM and perhaps nothing of SpecViz.
+"""vLLM as a child process with one JSON line per call, for an environment with vLLM and possibly without SpecViz.
 
     python peer_vllm.py FOLDER DTYPE TOKENS ROWS SETTING
 
 SETTING: compiled, vLLM's own default, which falls back to eager where nothing can compile; or eager.
 
-The first line out tells {"version": ..., "setting": "compiled" or "eager"}. Then a line of JSON in,
+The first line of output is {"version": ..., "setting": "compiled" or "eager"}. Then a line of JSON in,
 {"prompts": [[ids]], "tokens": n, "eos": [ids that end a text]}, gives one out, {"texts": [[ids]],
 "rate": tokens per second}. Decoding is greedy, whatever the model's generation config asks for.
 """
@@ -66,11 +66,12 @@ def main() -> None:
 
         found, spent = decode(asked["tokens"])
         texts = [list(f.outputs[0].token_ids) for f in found]
-        marks = [getattr(f, "metrics", None) for f in found]
+        metrics = [getattr(f, "metrics", None) for f in found]
         left = sum(map(len, texts)) - len(texts)
-        if all(getattr(m, "first_token_ts", 0) for m in marks):
-            seconds = max(m.last_token_ts for m in marks) - min(m.first_token_ts for m in marks)
-        else:  # the time of a single token, which is that of the prompt, is taken off
+        first = [getattr(m, "first_token_ts", 0.0) for m in metrics]
+        if all(first):
+            seconds = max(getattr(m, "last_token_ts", 0.0) for m in metrics) - min(first)
+        else:  # the seconds of a single token, which are those of prefill, are subtracted
             seconds = spent - decode(1)[1]
         tell({"texts": texts, "rate": left / seconds if left > 0 and seconds > 0 else None})
 

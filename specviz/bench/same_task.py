@@ -1,4 +1,4 @@
-"""Whether a program decoded the same task as our plain decoding: equal texts, up to near ties that rounding decides."""
+"""Comparison of a program's texts with our plain decoding: equal up to near ties, or the first departure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UNKNOWN_ROUNDING = 0.5
 
 @dataclass(frozen=True)
 class Departure:
-    """Where a text first takes a token that is clearly not the likeliest."""
+    """The first token of a text that is clearly not the most probable one."""
 
     prompt: int
     """Which group of prompts, from 0."""

@@ -1,13 +1,13 @@
-"""Real steps of a loaded model, timed: plain, verify at each K, prefill, at any batch and context.
+"""Step times of a loaded model: plain, verify at each K, and prefill passes at any batch and context.
 
-The tokens are random: the time and the arithmetic of a pass do not depend on what they say. Knows no drafting: a draft
-step is the plain step of the drafter's own model. `by_width` also times what explains a pass: its matrix products
-alone, and the same modules with next to nothing to compute.
+The tokens are random: time and FLOPs of a pass do not depend on them. A draft step is the plain step of the drafter's
+own model. `by_width` also times the matrix products alone, and the same modules with tiny matrices (dispatch).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from specviz.hardware.costs import pass_cost
 from specviz.hardware.machine import Timer
 from specviz.hardware.memory import free_memory_bytes
 from specviz.hardware.roofline import Explained, Point, explained, point
+from specviz.models.causal import CausalModel
 from specviz.trace.records import Ceilings, Cost
 from specviz.worker import Job
 
@@ -26,9 +27,9 @@ LARGEST_BATCH = 256
 LARGEST_POSITIONS = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Step:
-    """One kind of pass, timed."""
+    """Measured time of one kind of pass."""
 
     kind: str
     """plain, verify, draft or prefill"""
@@ -46,7 +47,7 @@ class Step:
 
 
 def measure(
-    model,
+    model: CausalModel,
     ks: Sequence[int],
     batches: Sequence[int],
     context: int = 128,
@@ -55,67 +56,88 @@ def measure(
     prefill: bool = True,
     job: Job | None = None,
 ) -> list[Step]:
-    """Time passes of a CausalModel. A plain step (K = 0) of each batch is always there.
+    """Time passes of a CausalModel; a plain step (K = 0) of each batch is always included.
 
-    `kind`: what passes with K > 0 are called; a plain pass is called 'plain', or 'draft' if that is the kind. Passes of
-    different K are repeated in turn, so that a busy moment falls on all of them. Raises SettingsError for sizes out of
-    range, MemoryBudgetError if the cache would not fit, Stopped.
+    `kind`: the kind of passes with K > 0; a plain pass is 'plain', or 'draft' if that is the kind. Passes of different
+    K are repeated in turn, so that a disturbance affects all of them. Raises SettingsError for sizes out of range,
+    MemoryBudgetError if the cache would not fit, Stopped.
     """
     _check(model, ks, batches, context)
     ks = sorted({0, *ks})
     job = job or Job()
     found: list[Step] = []
-    total, done = len(batches) * (repeats + 2) * len(ks), 0
-    for batch in sorted(set(batches)):
-        rows = list(range(batch))
-        cache = model.new_cache()
-        for row in rows:
-            cache.add(row, context + ks[-1] + 1)
-        tokens = torch.randint(
-            0, model.vocab_size, (batch, context + ks[-1] + 1), generator=torch.Generator().manual_seed(0)
-        ).tolist()
-        timer = Timer(str(model.device))
+    sizes = sorted(set(batches))
+    for i, batch in enumerate(sizes):
+        timed = _TimedBatch(model, batch, context, ks[-1])
         if context:
-            # the first pass also makes the cache and wakes the kernels; it is not counted
-            names = [f"prefill {i}" for i in range(min(repeats, 3) + 1 if prefill else 1)]
-            for name in names:
-                job.check()
-                for row in rows:
-                    cache.truncate(row, 0)
-                with timer.section(name):
-                    model.forward(cache, rows, [t[:context] for t in tokens], logits=False)
+            spent = timed.prefill(min(repeats, 3) + 1 if prefill else 1, job)
             if prefill:
-                spent = [timer.seconds(name) for name in names[1:]]
                 cost = pass_cost(model.shape, [context] * batch, [0] * batch, 0)
-                found.append(
-                    Step("prefill", 0, batch, context, cost, statistics.median(spent), (min(spent), max(spent)))
-                )
-        times: dict[int, list[float]] = {k: [] for k in ks}
-        for repeat in range(repeats + 1):
-            for k in ks:
-                job.check()
-                done += 1
-                job.report(f"Batch {batch}, K = {k}", min(0.99, done / total))
-                name = f"{repeat} {k}"
-                with timer.section(name):
-                    model.forward(cache, rows, [t[context : context + k + 1] for t in tokens])
-                for row in rows:
-                    cache.truncate(row, context)
-                if repeat:  # the first of each is the warm-up
-                    times[k].append(timer.seconds(name))
+                found.append(_step("prefill", 0, batch, context, cost, spent[1:]))
+        times = timed.passes(ks, repeats + 1, job.part(0.99 * i / len(sizes), 0.99 * (i + 1) / len(sizes)))
         for k in ks:
             cost = pass_cost(model.shape, [k + 1] * batch, [context] * batch, batch * (k + 1))
             label = kind if k or kind == "draft" else "plain"
-            found.append(
-                Step(label, k, batch, context, cost, statistics.median(times[k]), (min(times[k]), max(times[k])))
-            )
+            found.append(_step(label, k, batch, context, cost, times[k][1:]))
     job.report("Measured", 1.0)
     return found
 
 
-@dataclass(frozen=True)
+def _step(kind: str, k: int, batch: int, context: int, cost: Cost, times: Sequence[float]) -> Step:
+    return Step(
+        kind=kind,
+        k=k,
+        batch=batch,
+        context=context,
+        cost=cost,
+        seconds=statistics.median(times),
+        spread=(min(times), max(times)),
+    )
+
+
+class _TimedBatch:
+    """Rows of random tokens with a cache, and timed passes over them."""
+
+    def __init__(self, model: CausalModel, batch: int, context: int, most_k: int):
+        self.model, self.context, self.rows = model, context, list(range(batch))
+        self.cache = model.new_cache()
+        for row in self.rows:
+            self.cache.add(row, context + most_k + 1)
+        self.tokens = torch.randint(
+            0, model.vocab_size, (batch, context + most_k + 1), generator=torch.Generator().manual_seed(0)
+        ).tolist()
+        self.timer = Timer(str(model.device))
+
+    def prefill(self, repeats: int, job: Job) -> list[float]:
+        """Seconds of each prefill of the context; the first one also allocates the cache."""
+        names = [f"prefill {i}" for i in range(repeats)]
+        for name in names:
+            job.check()
+            for row in self.rows:
+                self.cache.truncate(row, 0)
+            with self.timer.section(name):
+                self.model.forward(self.cache, self.rows, [t[: self.context] for t in self.tokens], logits=False)
+        return [self.timer.seconds(name) for name in names]
+
+    def passes(self, ks: Sequence[int], repeats: int, job: Job) -> dict[int, list[float]]:
+        """Seconds of `repeats` passes of K + 1 positions per row, by K; the first of each is the warm-up."""
+        times: dict[int, list[float]] = {k: [] for k in ks}
+        for repeat, k in itertools.product(range(repeats), ks):
+            job.check()
+            job.report(f"Batch {len(self.rows)}, K = {k}", sum(map(len, times.values())) / (repeats * len(ks)))
+            name = f"{repeat} {k}"
+            with self.timer.section(name):
+                tokens = [t[self.context : self.context + k + 1] for t in self.tokens]
+                self.model.forward(self.cache, self.rows, tokens)
+            for row in self.rows:
+                self.cache.truncate(row, self.context)
+            times[k].append(self.timer.seconds(name))
+        return times
+
+
+@dataclass(frozen=True, kw_only=True)
 class WidthStep:
-    """A pass over n positions of one row, timed, and two timings that explain it."""
+    """Measured time of a pass over n positions of one row, and two measurements that explain it."""
 
     positions: int
     context: int
@@ -124,20 +146,20 @@ class WidthStep:
     """The median of the repetitions."""
     spread: tuple[float, float]
     linear_seconds: float | None
-    """The matrix products of such a pass alone: every linear layer and the head, on n rows of noise."""
+    """The matrix products of such a pass alone: every linear layer and the head, on n rows of random numbers."""
     linear_cost: Cost
     dispatch_seconds: float | None
-    """One pass of the same modules with tiny matrices: what launching the operators takes. None: no such twin."""
+    """One pass of the same modules with tiny matrices: the time of launching operators. None: not supported."""
 
 
 def by_width(
-    model,
+    model: CausalModel,
     widths: Sequence[int] = range(1, 33),
     context: int = 128,
     repeats: int = 3,
     job: Job | None = None,
 ) -> list[WidthStep]:
-    """Time passes of one row over `widths` positions, and what explains them. Raises as `measure` does."""
+    """Time passes of one row over `widths` positions, their matrix products and dispatch. Raises as `measure` does."""
     widths = sorted(set(widths))
     if not widths or widths[0] < 1:
         raise SettingsError("A pass has at least one position.")
@@ -160,7 +182,18 @@ def by_width(
         job.report("Timing the matrix products alone", 0.65 + 0.35 * i / len(widths))
         step = whole[width]
         seconds, cost = _time_products(model, width, repeats)
-        steps_.append(WidthStep(width, context, step.cost, step.seconds, step.spread, seconds, cost, dispatch))
+        steps_.append(
+            WidthStep(
+                positions=width,
+                context=context,
+                cost=step.cost,
+                seconds=step.seconds,
+                spread=step.spread,
+                linear_seconds=seconds,
+                linear_cost=cost,
+                dispatch_seconds=dispatch,
+            )
+        )
     job.report("Measured", 1.0)
     return steps_
 
@@ -179,19 +212,18 @@ def spread_warning(timed: Sequence[Step | WidthStep]) -> str | None:
     )
 
 
-def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | None:
-    """Seconds of a pass of one position through the same modules, as many layers, with tiny matrices: what Python and
-    the launch of its operators take by themselves. None for an architecture that cannot be made small."""
+def dispatch_seconds(model: CausalModel, context: int = 128, repeats: int = 15) -> float | None:
+    """Seconds of a one-position pass through the same modules and layers with tiny matrices: the time of Python and of
+    launching operators. None for an architecture without a small version."""
     config = model.config
     heads = getattr(config, "num_attention_heads", None)
     if not heads or getattr(config, "model_type", "") not in _CAN_BE_SMALL:
         return None
     from specviz.loader import load_model
     from specviz.loader.llama import Llama
-    from specviz.models.causal import CausalModel
 
     sizes = {"hidden_size": 8 * heads, "head_dim": 8, "intermediate_size": 16}
-    if model.native_bits:  # as small as the kernel goes
+    if model.native_bits:  # the smallest sizes of the kernel
         sizes = {"hidden_size": 64, "head_dim": 64, "intermediate_size": 64} | dict.fromkeys(
             ("num_attention_heads", "num_key_value_heads"), 1
         )
@@ -199,17 +231,16 @@ def dispatch_seconds(model, context: int = 128, repeats: int = 15) -> float | No
     twin = Llama(small) if isinstance(model.module, Llama) else load_model.stock_like(small)
     for parameter in twin.parameters():
         torch.nn.init.constant_(parameter, 2**-7)
-    twin = CausalModel(twin.to(model.device, model.embedding.dtype), int4=model.native_bits == 4)
-    found = measure(twin, [0], [1], context, repeats, prefill=False)
-    return found[0].seconds
+    small_model = CausalModel(twin.to(model.device, model.embedding.dtype), int4=model.native_bits == 4)
+    return measure(small_model, [0], [1], context, repeats, prefill=False)[0].seconds
 
 
 _CAN_BE_SMALL = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gpt_neox")
 
 
 @torch.inference_mode()
-def _time_products(model, rows: int, repeats: int) -> tuple[float | None, Cost]:
-    """Median seconds of all products by weights, as a pass makes them, on `rows` rows of noise, and what they cost."""
+def _time_products(model: CausalModel, rows: int, repeats: int) -> tuple[float | None, Cost]:
+    """Median seconds and cost of all products by weights of a pass, on `rows` rows of random numbers."""
     if not (products := model.products):
         return None, Cost(0, 0)
     device, dtype = str(model.device), model.dtype
@@ -221,26 +252,26 @@ def _time_products(model, rows: int, repeats: int) -> tuple[float | None, Cost]:
                 product(noise[inputs])
     shape = model.shape
     *layers, head = (outputs * inputs for _, (outputs, inputs) in products)
-    held = sum(layers) * shape.weight_bytes + head * (shape.head_bytes or shape.weight_bytes)
-    through = rows * sum(outputs + inputs for _, (outputs, inputs) in products) * shape.activation_bytes
-    cost = Cost(2 * rows * (sum(layers) + head), round(held + through))
+    weights = sum(layers) * shape.weight_bytes + head * (shape.head_bytes or shape.weight_bytes)
+    activations = rows * sum(outputs + inputs for _, (outputs, inputs) in products) * shape.activation_bytes
+    cost = Cost(2 * rows * (sum(layers) + head), round(weights + activations))
     return statistics.median(timer.seconds(str(r)) for r in range(1, repeats + 1)), cost
 
 
 @dataclass(frozen=True)
 class BusySearch:
-    """The batch whose plain step is closest to a wished busy share, found by running it."""
+    """The batch whose measured plain step is closest to a target busy share."""
 
     plain: Step
     verify: Step
     tried: tuple[Step, ...]
-    """Every step that was timed on the way, plain and verify."""
+    """Every measured step, plain and verify."""
     reached: bool
-    """False: even the largest batch that was tried stays below the wish; the largest is then given."""
+    """False: even the largest batch stays below the target share."""
 
 
 def find_busy(
-    model,
+    model: CausalModel,
     ceilings: Ceilings,
     target: float = 0.12,
     k: int = 4,
@@ -249,7 +280,7 @@ def find_busy(
     largest: int = 64,
     job: Job | None = None,
 ) -> BusySearch:
-    """Run plain and verify steps at growing batches until a plain step is `target` busy; keep the closest.
+    """Measure plain and verify steps at growing batches until a plain step is `target` busy; return the closest.
 
     Busy is counted FLOPs over measured time, against the measured roof. Raises as `measure` does.
     """
@@ -270,7 +301,7 @@ def find_busy(
 
 
 def draft_model(pair, target, store):
-    """The model that drafts for an opened target: the pair's own, or the target's first layers; None if neither."""
+    """The draft model of an opened target: the pair's own, or the target's first layers; None if neither."""
     if pair.draft is not None:
         return store.open(pair.draft, target.device, target.precision).model
     if "first-layers" not in pair.drafters or target.model.layers < 2:
@@ -332,7 +363,7 @@ def ceilings_json(ceilings: Ceilings) -> dict:
     return {k: list(v) if isinstance(v, tuple) else v for k, v in plain.items()} | {"ridge": ceilings.ridge}
 
 
-def _check(model, ks: Sequence[int], batches: Sequence[int], context: int) -> None:
+def _check(model: CausalModel, ks: Sequence[int], batches: Sequence[int], context: int) -> None:
     if not ks or not batches or min(ks) < 0 or max(ks) > 64:
         raise SettingsError("K must be from 0 to 64, and at least one K and one batch are needed.")
     if min(batches) < 1 or max(batches) > LARGEST_BATCH:

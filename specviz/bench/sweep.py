@@ -1,8 +1,8 @@
-"""K x batch x context, measured cell by cell: tokens per second against plain decoding of the same rows.
+"""Sweep over K x batch x context: tokens per second of each cell against plain decoding of the same rows.
 
 A cell decodes `rounds` rounds of `batch` copies of one prompt, each with its own seed, and times a plain step of the
-same rows after every round. The first round and the first plain step warm up and do not count. No row ends inside a
-cell, so the batch stays whole. Cells that are there are not measured again: a stopped sweep goes on where it was.
+same rows after every round. The first round and plain step are the warm-up. No row ends inside a cell, so the batch
+size is constant. Measured cells are kept: a stopped sweep resumes with the missing ones.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ LONGEST_CONTEXT = 4096
 NOTHING = Cost(0, 0)
 
 
-@dataclass(frozen=True)
-class SweepOrder:
-    """What to measure. settings.k and settings.max_new_tokens are not used: each cell sets its own."""
+@dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """Parameters of a sweep. settings.k and settings.max_new_tokens are not used: each cell sets its own."""
 
     pair: str
     drafter: str
@@ -36,7 +36,7 @@ class SweepOrder:
     ks: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
     batches: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
     contexts: tuple[int, ...] = (0,)
-    """Tokens that the prompt is brought to by text before it; 0 leaves it as it is."""
+    """Prompt lengths in tokens, reached by filler text before the prompt; 0: no filler."""
     settings: Settings = field(default_factory=Settings)
     rounds: int = 10
     device: str = "auto"
@@ -52,7 +52,7 @@ class SweepOrder:
 
     @property
     def keys(self) -> list[Key]:
-        """Every cell, in the order of measuring: what is quick comes first."""
+        """Every cell in the order of measuring, the fastest first."""
         return [(k, b, c) for c in self.contexts for b in sorted(self.batches) for k in sorted(set(self.ks))]
 
 
@@ -60,9 +60,9 @@ Key = tuple[int, int, int]
 """K, batch, context"""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One cell. Rates are None where nothing was drafted, or where the cell could not be measured (see `note`)."""
+    """Figures of one cell. Rates are None where nothing was drafted or the cell could not be measured (see `note`)."""
 
     k: int
     batch: int
@@ -108,9 +108,9 @@ class Cell:
 
 
 class Sweep(Worker):
-    """Measures the cells of an order. `start` again after a stop goes on with those that are missing."""
+    """Measures the cells of a sweep; `start` after a stop resumes with the missing ones."""
 
-    def __init__(self, order: SweepOrder, store=None):
+    def __init__(self, order: SweepRequest, store=None):
         super().__init__()
         pair = find_pair(order.pair)
         check_drafter(pair, order.drafter)
@@ -127,7 +127,7 @@ class Sweep(Worker):
         return [key for key in self.order.keys if key not in self.cells]
 
     def run_order(self, cell: Cell) -> RunRequest:
-        """The order that decodes a cell's rows again, as a run that can be watched."""
+        """The order of a run that decodes a cell's rows, to watch them."""
         order = self.order
         return RunRequest(
             order.pair,
@@ -164,7 +164,7 @@ class Sweep(Worker):
             try:
                 self.cells[k, batch, context] = self._measure(store, target, k, batch, text, ids)
             except MemoryBudgetError as error:
-                self.cells[k, batch, context] = Cell(k, batch, len(ids), text=text, note=str(error))
+                self.cells[k, batch, context] = Cell(k=k, batch=batch, context=len(ids), text=text, note=str(error))
         self.report("", 1.0)
 
     def _measure(self, store, target, k: int, batch: int, text: str, ids: list[int]) -> Cell:
@@ -177,7 +177,13 @@ class Sweep(Worker):
         _check_room(target, batch, len(ids) + new, k)
         drafter = make_drafter(order.drafter, self.pair, target, settings, store, self.part(0.0, 0.0)) if k else None
         if drafter is not None and k > drafter.max_k:
-            return Cell(k, batch, len(ids), text=text, note=f"This drafter drafts at most {drafter.max_k} tokens.")
+            return Cell(
+                k=k,
+                batch=batch,
+                context=len(ids),
+                text=text,
+                note=f"This drafter drafts at most {drafter.max_k} tokens.",
+            )
         measured, rounds = Measurements(), []
         steps = decode(
             target.model,
@@ -213,25 +219,25 @@ def _cell(k: int, batch: int, context: int, text: str, rounds: list, baseline: B
     whole, plain_step = statistics.median(r.seconds for r in rounds), statistics.median(baseline.seconds)
     rate, plain = emitted / n / whole, batch / plain_step
     return Cell(
-        k,
-        batch,
-        context,
-        rate,
-        plain,
-        rate / plain,
-        metrics.acceptance_rate(rounds),
-        metrics.mean_acceptance_length(rounds),
-        flops_per_token(rounds),
-        plain_flops_per_token(baseline),
-        statistics.median(r.draft_seconds for r in rounds),
-        statistics.median(r.verify_seconds for r in rounds),
-        statistics.median(baseline.forward_seconds),
-        _mean([r.draft_cost for r in rounds]),
-        _mean([r.target_cost for r in rounds]),
-        baseline.cost,
-        (target - useful) / emitted,
-        sum(r.draft_cost.flops for r in rounds) / emitted,
-        text,
+        k=k,
+        batch=batch,
+        context=context,
+        tokens_per_second=rate,
+        plain_tokens_per_second=plain,
+        speedup=rate / plain,
+        acceptance_rate=metrics.acceptance_rate(rounds),
+        mean_acceptance_length=metrics.mean_acceptance_length(rounds),
+        flops_per_token=flops_per_token(rounds),
+        plain_flops_per_token=plain_flops_per_token(baseline),
+        draft_seconds=statistics.median(r.draft_seconds for r in rounds),
+        verify_seconds=statistics.median(r.verify_seconds for r in rounds),
+        plain_seconds=statistics.median(baseline.forward_seconds),
+        draft_cost=_mean([r.draft_cost for r in rounds]),
+        verify_cost=_mean([r.target_cost for r in rounds]),
+        plain_cost=baseline.cost,
+        wasted_flops_per_token=(target - useful) / emitted,
+        draft_flops_per_token=sum(r.draft_cost.flops for r in rounds) / emitted,
+        text=text,
         round_seconds=whole,
         plain_step_seconds=plain_step,
     )
@@ -265,9 +271,9 @@ _FILLER = (
 
 
 def bring_to(tokenizer, text: str, tokens: int, toy: bool = False) -> tuple[str, list[int]]:
-    """The text with as much before it that the prompt has about `tokens` tokens, and its ids; 0 leaves it as it is.
+    """The text after as much filler as gives a prompt of at most `tokens` tokens, and its ids; 0: no filler.
 
-    What is put before it is one paragraph over and over: it makes the cache long, it is not meant to be read.
+    The filler is one repeated paragraph, which only makes the cache long.
     """
     from specviz.engine.prompts import encode
 
@@ -301,17 +307,12 @@ def best_k(cells: Sequence[Cell], batch: int, context: int | None = None) -> Cel
         for c in cells
         if c.batch == batch and c.speedup is not None and c.k and (context is None or c.context == context)
     ]
-    best = max(mine, key=lambda c: (c.speedup, -c.k), default=None)
-    return best if best is not None and best.speedup > 1 else None
-
-
-def crossing(cells: Sequence[Cell], k: int) -> int | None:
-    """The smallest measured batch at which a K is no faster than plain decoding; None if it always is."""
-    return min((c.batch for c in cells if c.k == k and c.speedup is not None and c.speedup <= 1), default=None)
+    best = max(mine, key=lambda c: (c.speedup or 0.0, -c.k), default=None)
+    return best if best is not None and (best.speedup or 0.0) > 1 else None
 
 
 def serving_settings(cells: Sequence[Cell], drafter: str) -> dict[str, str]:
-    """What to write into vLLM and SGLang to speculate as the map says: text to copy, by program."""
+    """Settings of vLLM and SGLang for the measured best K: text to copy, by program."""
     import json
 
     batches = sorted({c.batch for c in cells if c.speedup is not None})
@@ -352,8 +353,8 @@ def modelled(
     draft_ratio: float,
     serial: bool,
 ) -> list[Cell]:
-    """The map of a device by its roofs. survival: the chance of each draft, given those before it; draft_ratio: one
-    pass of the drafter in passes of the target of the same width. Time is what the slower roof allows."""
+    """Modelled cells of a device by its roofline. survival: probability of each draft, given those before it;
+    draft_ratio: seconds of a drafter's pass over those of the target's pass of the same width."""
     cells = []
     for batch in batches:
         plain = step_cost(shape, batch, 0, context)
@@ -367,24 +368,24 @@ def modelled(
             drafted = Cost(round(draft_ratio * (k * plain.flops if serial else cost.flops)) if k else 0, 0)
             cells.append(
                 Cell(
-                    k,
-                    batch,
-                    context,
-                    batch * tokens / seconds,
-                    batch / plain_seconds,
-                    tokens / seconds * plain_seconds,
-                    (tokens - 1) / k if k else None,
-                    tokens if k else None,
-                    (cost.flops + drafted.flops) / batch / tokens,
-                    plain.flops / batch,
-                    draft,
-                    verify,
-                    plain_seconds,
-                    drafted,
-                    cost,
-                    plain,
-                    cost.flops * (1 - tokens / (k + 1)) / batch / tokens,
-                    drafted.flops / batch / tokens,
+                    k=k,
+                    batch=batch,
+                    context=context,
+                    tokens_per_second=batch * tokens / seconds,
+                    plain_tokens_per_second=batch / plain_seconds,
+                    speedup=tokens / seconds * plain_seconds,
+                    acceptance_rate=(tokens - 1) / k if k else None,
+                    mean_acceptance_length=tokens if k else None,
+                    flops_per_token=(cost.flops + drafted.flops) / batch / tokens,
+                    plain_flops_per_token=plain.flops / batch,
+                    draft_seconds=draft,
+                    verify_seconds=verify,
+                    plain_seconds=plain_seconds,
+                    draft_cost=drafted,
+                    verify_cost=cost,
+                    plain_cost=plain,
+                    wasted_flops_per_token=cost.flops * (1 - tokens / (k + 1)) / batch / tokens,
+                    draft_flops_per_token=drafted.flops / batch / tokens,
                 )
             )
     return cells

@@ -1,8 +1,8 @@
-"""Does a drafter keep the protocol of `drafters/base.py`, and does decoding with it lose nothing? One Check per demand.
+"""Conformance checks of a drafter: the protocol of `drafters/base.py`, and lossless decoding. One Check per rule.
 
-The drafter is fed by hand, with the target's real taps, the way the loop feeds it; greedy equality and the law of
-sampled texts go through the production loop and accept rule (`checking`). A demand that could not be looked at, because
-nothing was drafted, counts as failed: it is not proved.
+The drafter is called directly with the target's hidden states, as the loop calls it; greedy equality and the
+distribution of sampled texts are checked with the decoding loop and accept rule (`checks.lossless`). A rule that could
+not be tested, because nothing was drafted, counts as failed.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from specviz.checks import lossless, statistics
-from specviz.drafters.base import Drafter, Proposal, Request
+from specviz.drafters.base import Drafter, Request
 from specviz.engine.drafter_factory import make_drafter
 from specviz.engine.loop import decode, start_drafter
 from specviz.engine.model_store import STORE, ModelStore
@@ -31,19 +31,19 @@ from specviz.worker import Job
 
 Make = Callable[[Settings], Drafter]
 ALPHA = 1e-4
-"""A chi-square p-value below this says that q is not the law of the drafts."""
+"""A chi-square p-value below this means that the drafts are not distributed as q."""
 BINS = 20
 CLOSE = 1e-4
-"""Two q that should be the same may differ by this much at any token: sums in another order round differently."""
+"""Tolerance per token between two q that should be equal: sums in another order round differently."""
 CAPACITY = 128
 ROWS = 32
-"""Rows that are started at once to draw from their q: after a proposal a row must be committed or dropped."""
+"""Rows that are started at once to sample from q: after a proposal a row must be committed or dropped."""
 K = 5
 
 
 @dataclass(frozen=True)
 class Check:
-    """One demand: was it met, and what was seen."""
+    """Result of one rule."""
 
     name: str
     passed: bool
@@ -51,7 +51,7 @@ class Check:
 
 
 class _Failed(Exception):
-    """A demand is not met, and how that showed."""
+    """A rule is violated; the message says how."""
 
 
 def run(
@@ -65,8 +65,8 @@ def run(
     store: ModelStore = STORE,
     job: Job | None = None,
 ) -> list[Check]:
-    """All checks of a drafter's name on a pair, in the order of the protocol. Raises SpecVizError if pair or drafter
-    cannot be had at all; what the drafter does wrong is in the checks."""
+    """All checks of a drafter on a pair, in the order of the protocol. Raises SpecVizError if the pair or the drafter
+    cannot be loaded; violations are in the checks."""
     job, found = job or Job(), find_pair(pair)
     opened = store.open(found.target, device, precision, job)
     texts, sampled, raw = lossless.texts_for(found.name)
@@ -83,15 +83,15 @@ def run(
         job.check()
         checks.append(_checked(title, work))
         if title == PROTOCOL and not checks[0].passed:
-            return checks  # nothing else can be asked of it
+            return checks  # nothing else can be tested
     for title, work in (
         (
             "greedy texts are those of plain decoding",
-            lambda: _verdict(lossless.greedy(bench, texts[:6], K, lossless.GREEDY_TOKENS)),
+            lambda: _require_lossless(lossless.greedy(bench, texts[:6], K, lossless.GREEDY_TOKENS)),
         ),
         (
             "sampled texts follow the target's own law",
-            lambda: _verdict(
+            lambda: _require_lossless(
                 lossless.check(
                     pair, name, K, 1.0, samples, prompts=1, device=device, precision=precision, store=store
                 ).sampling
@@ -116,7 +116,9 @@ def _checked(title: str, work: Callable[[], str]) -> Check:
         return Check(title, False, str(error))
 
 
-def _verdict(half: lossless.Greedy | lossless.Sampling) -> str:
+def _require_lossless(half: lossless.Greedy | lossless.Sampling | None) -> str:
+    if half is None:
+        raise _Failed("sampling could not be checked")
     if half.verdict != "lossless":
         raise _Failed(half.sentence)
     return half.sentence
@@ -131,13 +133,21 @@ def _demands(
     yield "the same seed gives the same proposals", lambda: _repeatable(make, target, prompts)
     yield "proposing leaves no trace: rejected drafts are forgotten", lambda: _rollback(make, target, prompts[0])
     yield "a row does not depend on its neighbours", lambda: _independent(make, target, prompts)
-    yield "a dropped row can be started anew", lambda: _dropped(make, target, prompts[0])
+    yield "a dropped row can be started again", lambda: _dropped(make, target, prompts[0])
     yield "q is the law of the drafts", lambda: _law(make, target, prompts[0], draws)
     yield "rows of a batch of 3 say what they say alone", lambda: _batch(make, target, prompts)
 
 
+@dataclass(frozen=True)
+class _Drafts:
+    """Proposed tokens and dense q [K, V], by row."""
+
+    tokens: list[list[int]]
+    draft_probs: list[torch.Tensor]
+
+
 class _Feed:
-    """One drafter fed by hand, and the texts of its rows; taps come from the target's own forward."""
+    """A drafter that is called directly, and the texts of its rows; hidden states come from the target's forward."""
 
     def __init__(self, make: Make, target: CausalModel, temperature: float = 1.0):
         self.target = target
@@ -148,18 +158,18 @@ class _Feed:
     def _taps(self, row: int, first: int, last: int) -> torch.Tensor | None:
         """[last - first, taps * D] of a row's tokens first..last - 1."""
         taps, tokens = self.drafter.taps, self.texts[row][:last]
-        if not taps or first == last:
-            return (
-                None
-                if not taps
-                else torch.empty(
-                    0, len(taps) * self.target.hidden_size, dtype=self.target.dtype, device=self.target.device
-                )
-            )
+        if not taps:
+            return None
+        if first == last:
+            width = len(taps) * self.target.hidden_size
+            return torch.empty(0, width, dtype=self.target.dtype, device=self.target.device)
         if tuple(tokens) not in self._known:
             cache = self.target.new_cache()
             cache.add(0, len(tokens))
-            self._known[tuple(tokens)] = self.target.forward(cache, [0], [tokens], taps, logits=False).taps[0]
+            out = self.target.forward(cache, [0], [tokens], taps, logits=False)
+            if out.taps is None:
+                raise _Failed(f"the target gives no hidden states of the layers {list(taps)}")
+            self._known[tuple(tokens)] = out.taps[0]
         return self._known[tuple(tokens)][first:]
 
     def start(self, row: int, prompt: Sequence[int]) -> _Feed:
@@ -180,10 +190,10 @@ class _Feed:
             for row, k in fitting.items()
         ]
 
-    def propose(self, ks: dict[int, int], seed: int = 0) -> Proposal:
-        """What it proposes, tokens as numbers and q as tensors."""
+    def propose(self, ks: dict[int, int], seed: int = 0) -> _Drafts:
+        """Its proposal of ks[row] tokens per row."""
         found = self.drafter.propose(self.requests(ks, seed)).on_host()
-        return replace(found, draft_probs=[dense(q) for q in found.draft_probs])
+        return _Drafts([[int(t) for t in row] for row in found.tokens], [dense(q) for q in found.draft_probs])
 
     def commit(self, row: int, emitted: Sequence[int]) -> None:
         before = len(self.texts[row])
@@ -227,7 +237,7 @@ def _ragged(make: Make, target: CausalModel, prompts: list[list[int]]) -> str:
 
 
 def _repeatable(make: Make, target: CausalModel, prompts: list[list[int]]) -> str:
-    def once() -> list[Proposal]:
+    def once() -> list[_Drafts]:
         feed = _Feed(make, target)
         for row, prompt in enumerate(prompts):
             feed.start(row, prompt)
@@ -242,7 +252,7 @@ def _repeatable(make: Make, target: CausalModel, prompts: list[list[int]]) -> st
 
 
 def _rollback(make: Make, target: CausalModel, prompt: list[int]) -> str:
-    """What follows depends on what was emitted, never on what was proposed and rejected."""
+    """Proposals depend on the emitted tokens, never on rejected drafts."""
     compared = 0
     for temperature, kept in itertools.product((0.0, 1.0), range(3)):
         asked = _Feed(make, target, temperature).start(0, prompt)
@@ -293,16 +303,47 @@ def _dropped(make: Make, target: CausalModel, prompt: list[int]) -> str:
     feed.commit(0, [*first.tokens[0][:1], prompt[0]])
     feed.drafter.drop(0)
     feed.start(0, prompt)
-    _same(first, feed.propose({0: K}, seed=6), "a row that was dropped and started anew drafts other than before")
+    _same(first, feed.propose({0: K}, seed=6), "a row that was dropped and started again drafts other than before")
     return "the same proposal before and after"
 
 
 def _law(make: Make, target: CausalModel, prompt: list[int], draws: int) -> str:
-    """Each draft's place in its own q, v = q(below) + w q(draft) with a fresh uniform w, is uniform if and only if the
-    draft is drawn from q given what came before. Chi-square per slot over BINS bins; of slot 1 also token by token."""
+    """A chi-square test of the drafts against q, per slot over BINS bins; of slot 1 also token by token.
+
+    The randomised probability integral transform v = q(tokens below) + w q(draft), w uniform, is uniform if and only if
+    the draft is sampled from q given the tokens before it.
+    """
+    bins, first, first_q = _sampled_places(make, target, prompt, draws)
+    tested = [slot for slot in range(K) if bins[slot].total() >= 10 * BINS]
+    if not tested:
+        return f"every q of {draws} proposals was one-hot and the draft its only token: not sampled"
+    p_values: dict[str, float] = {}
+    for slot in tested:
+        found = statistics.chi_square([bins[slot][b] for b in range(BINS)], [1 / BINS] * BINS).p_value
+        if found is not None:
+            p_values[f"slot {slot + 1}"] = found
+    if first_q is not None:
+        exact = statistics.chi_square([first[t] for t in range(len(first_q))], first_q.tolist()).p_value
+        if exact is not None:
+            p_values["tokens of slot 1"] = exact
+    worst = min(p_values, key=lambda name: p_values[name])
+    corrected = min(1.0, p_values[worst] * len(p_values))
+    text = (
+        f"{draws} proposals, chi-square on {len(p_values)} counts: the smallest p-value, corrected, is {corrected:.2g}"
+    )
+    if corrected < ALPHA:
+        raise _Failed(f"{text} ({worst}): the drafts are not drawn from the q that it states")
+    return text
+
+
+def _sampled_places(
+    make: Make, target: CausalModel, prompt: list[int], draws: int
+) -> tuple[list[Counter[int]], Counter[int], torch.Tensor | None]:
+    """Counts of v by slot and bin, counts of slot 1's tokens, and slot 1's q (None if it was always one-hot)."""
     feed = _Feed(make, target)
-    bins = [Counter() for _ in range(K)]
-    first, first_q = Counter(), None
+    bins: list[Counter[int]] = [Counter() for _ in range(K)]
+    first: Counter[int] = Counter()
+    first_q: torch.Tensor | None = None
     for n in range(0, draws, ROWS):
         rows = range(n, min(n + ROWS, draws))
         for row in rows:
@@ -312,36 +353,17 @@ def _law(make: Make, target: CausalModel, prompt: list[int], draws: int) -> str:
             feed.drafter.drop(row)
             for slot, (token, q) in enumerate(zip(got.tokens[i], got.draft_probs[i])):
                 if float(q.max()) == 1.0:
-                    continue  # drawn without chance, and it says so
+                    continue  # not sampled: q is one-hot
                 place = float(q[:token].sum()) + uniform(row, 0, slot, "accept") * float(q[token])
                 bins[slot][min(BINS - 1, int(BINS * place))] += 1
                 if slot == 0:
                     first[token] += 1
                     first_q = q if first_q is None else first_q
-    tested = [slot for slot in range(K) if bins[slot].total() >= 10 * BINS]
-    if not tested:
-        return f"every q of {draws} proposals was one-hot and the draft its only token: drawn without chance"
-    p_values = {
-        f"slot {slot + 1}": statistics.chi_square([bins[slot][b] for b in range(BINS)], [1 / BINS] * BINS).p_value
-        for slot in tested
-    }
-    if first:
-        q = first_q.tolist()
-        exact = statistics.chi_square([first[t] for t in range(len(q))], q).p_value
-        if exact is not None:
-            p_values["tokens of slot 1"] = exact
-    worst = min(p_values, key=p_values.get)
-    corrected = min(1.0, p_values[worst] * len(p_values))
-    told = (
-        f"{draws} proposals, chi-square on {len(p_values)} counts: the smallest p-value, corrected, is {corrected:.2g}"
-    )
-    if corrected < ALPHA:
-        raise _Failed(f"{told} ({worst}): the drafts are not drawn from the q that it states")
-    return told
+    return bins, first, first_q
 
 
 def _batch(make: Make, target: CausalModel, prompts: list[list[int]]) -> str:
-    """Through the loop: K of 1, 4 and 16, sampled and greedy."""
+    """With the decoding loop: K of 1, 4 and 16, sampled and greedy."""
     runs = 0
     for k, temperature in itertools.product((1, 4, MAX_K), (0.0, 1.0)):
         settings = Settings(k=k, temperature=temperature, max_new_tokens=16)
@@ -366,17 +388,11 @@ def _decoded(target: CausalModel, drafter: Drafter, prompts, settings: Settings,
     return said
 
 
-def _part(proposal: Proposal, at: int) -> Proposal:
-    return Proposal(
-        [proposal.tokens[at]],
-        [proposal.draft_probs[at]],
-        [proposal.draft_logits[at]],
-        proposal.draft_tokens,
-        proposal.cost,
-    )
+def _part(drafts: _Drafts, at: int) -> _Drafts:
+    return _Drafts([drafts.tokens[at]], [drafts.draft_probs[at]])
 
 
-def _same(one: Proposal, other: Proposal, otherwise: str) -> None:
+def _same(one: _Drafts, other: _Drafts, otherwise: str) -> None:
     """Raises _Failed with `otherwise` and the first difference."""
     for i, (a, b) in enumerate(zip(one.tokens, other.tokens)):
         if a != b:

@@ -1,7 +1,7 @@
-"""Proof on real runs that speculative decoding changes nothing: greedy token by token, sampling by counts.
+"""The losslessness check on real runs: greedy texts compared token by token, sampled texts by a chi-square test.
 
-Both sides go through the very loop that decodes (`decoding.decode`), once with the drafter and once without. A check
-that had nothing to look at, because nothing was drafted or too little was sampled, is inconclusive and never passes.
+Both sides use the decoding loop (`engine.loop.decode`), once with the drafter and once without. A check without
+evidence, because nothing was drafted or too little was sampled, is inconclusive and never passes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ Verdict = Literal["lossless", "differs", "inconclusive"]
 ALPHA = 1e-3
 """A p-value below this says that the two distributions differ: a false alarm in a thousand checks."""
 LEAST_SAMPLES = 200
-"""Fewer samples prove nothing either way."""
+"""With fewer samples the check is inconclusive."""
 LEAST_SHARE = 0.01
-"""At least this share of the tested tokens must have stood in a round that judged a draft."""
+"""Drafts judged per sample below which the check is inconclusive."""
 FIRST = 3
 """How many of the first new tokens are compared in sampling."""
 ROWS = 32
@@ -46,7 +46,7 @@ positions sums in another order than a pass over one."""
 
 @dataclass(frozen=True)
 class Difference:
-    """Where greedy decoding first said something else."""
+    """The first difference of a greedy text from plain decoding."""
 
     prompt: int
     """Which prompt, from 0."""
@@ -96,10 +96,10 @@ class Greedy:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Short runs each way, compared by the counts of their first tokens."""
+    """Short runs with and without drafts, compared by the counts of their first tokens."""
 
     samples: int
-    """Each way."""
+    """Runs with drafts, and as many without."""
     p_values: tuple[float | None, ...]
     """Two-sample chi-square at the first, second, ... new token; None where no test was possible."""
     total_variations: tuple[float, ...]
@@ -148,7 +148,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found; each half None if it was not asked for."""
+    """Result of a check; a half that was not requested is None."""
 
     greedy: Greedy | None = None
     sampling: Sampling | None = None
@@ -157,7 +157,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """inconclusive after a fault; else differs if any half does, lossless if every half asked for is."""
+        """inconclusive after a fault; else differs if any half does, lossless if every requested half is."""
         if self.fault:
             return "inconclusive"
         halves = [half.verdict for half in (self.greedy, self.sampling) if half is not None]
@@ -186,7 +186,7 @@ class Finding:
 
 
 class Bench:
-    """The pair and drafter of a RunRequest, ready to decode short texts with and without drafts."""
+    """The loaded pair and drafter of an RunRequest, to decode short texts with and without drafts."""
 
     def __init__(
         self,
@@ -207,14 +207,14 @@ class Bench:
         return make_drafter(self.order.drafter, self.pair, self.target, self.order.settings, self.store, part)
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """Token ids of a prompt, as the order would have them."""
+        """Token ids of a prompt, encoded with the order's settings."""
         room = self.target.model.prompt_room(self.order.settings.max_new_tokens)
         return tuple(prompting.encode(self.target.tokenizer, text, self.order.system, self.order.raw, room).ids)
 
     def plain_greedy(self, ids: Sequence[int], against: Sequence[int], most: int) -> tuple[int, tuple | None]:
-        """Decode without drafts, as long as it says the same as `against`.
+        """Decode without drafts up to the first difference from `against`.
 
-        Returns how many tokens agreed, and (token index, plain token, gap) at the first difference, or None.
+        Returns the number of equal tokens, and (token index, plain token, gap) at the first difference, or None.
         """
         settings = Settings(k=0, temperature=0.0, max_new_tokens=most)
         agreed = 0
@@ -231,7 +231,8 @@ class Bench:
     def speculative_greedy(self, ids: Sequence[int], k: int, most: int) -> tuple[list[int], int]:
         """(tokens, drafts verified) of a greedy run with drafts."""
         settings = Settings(k=k, temperature=0.0, max_new_tokens=most)
-        tokens, drafted = [], 0
+        tokens: list[int] = []
+        drafted = 0
         for round_ in decode(self.target.model, self.drafter(), [ids], settings, record=False):
             self.job.check()
             tokens += round_.rows[0].emitted
@@ -307,14 +308,14 @@ def _difference(bench: Bench, prompt: int, said: Sequence[int], difference: tupl
 
 
 def sampling(bench: Bench, ids: Sequence[int], settings: Settings, samples: int) -> Sampling:
-    """`samples` short runs each way from one prompt, compared at each of their first tokens."""
-    counts = [[Counter() for _ in range(FIRST)] for _ in range(2)]
+    """`samples` short runs with and without drafts from one prompt, compared at each of their first tokens."""
+    counts: list[list[Counter[int]]] = [[Counter() for _ in range(FIRST)] for _ in range(2)]
     drafted = judged = 0
     batches = [range(first, min(first + ROWS, samples)) for first in range(0, samples, ROWS)]
     for n, batch in enumerate(batches):
         for way in (0, 1):
             bench.job.report(f"Sampling, {batch.start} of {samples} runs each way", (n + way / 2) / len(batches))
-            # the two ways must not share chance, or they would agree too well
+            # different seeds: with shared random numbers the two would agree more than independent samples
             seeds = [settings.seed + 1 + 2 * i + way for i in batch]
             texts, verified, looked_at = bench.sample(ids, settings, seeds, drafts=way == 0)
             drafted, judged = drafted + verified, judged + looked_at
@@ -325,14 +326,14 @@ def sampling(bench: Bench, ids: Sequence[int], settings: Settings, samples: int)
     return Sampling(
         samples,
         tuple(statistics.two_samples(a, b).p_value for a, b in zip(fast, plain)),
-        tuple(statistics.total_variation(a, b) for a, b in zip(fast, plain)),
-        tuple(statistics.total_variation_by_chance(a, b) for a, b in zip(fast, plain)),
+        tuple(statistics.total_variation(a, b) or 0.0 for a, b in zip(fast, plain)),
+        tuple(statistics.total_variation_by_chance(a, b) or 0.0 for a, b in zip(fast, plain)),
         drafted,
         judged,
     )
 
 
-# ------------------------------------------------------------------------------------- what can be asked
+# ------------------------------------------------------------------------------------- the checks
 
 
 PROMPTS = (
@@ -427,8 +428,8 @@ def check_run(
     store: ModelStore = STORE,
     job: Job | None = None,
 ) -> Finding:
-    """The proof for one run: a greedy run's own tokens against plain decoding of the same prompt on this machine; for a
-    run that sampled, short runs each way from its prompt with its K, temperature, top-k and top-p."""
+    """The check of one run: a greedy run's tokens against plain decoding of the same prompt on this machine; for a
+    sampled run, short runs with and without drafts from its prompt with its K, temperature, top-k and top-p."""
     try:
         return _checked_run(trace, samples, Bench(order_of(trace), store, job))
     except NotFiniteError as error:

@@ -1,4 +1,4 @@
-"""Measures how far a precision moves a target's distribution from fp32, on texts that the target wrote."""
+"""Distance of a precision's distribution from fp32: total variation along texts of the target."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def measure(reference: LoadedModel, other: LoadedModel, texts: int = 20, job: Jo
         job.report(f"{n + 1} of {len(parts)} texts", (n + 1) / len(parts))
         job.check()
     return Distance(
-        EMBEDDED,
-        other.precision,
-        float(np.mean(variations)),
-        float(np.quantile(variations, 0.9)),
-        max(variations),
-        float(np.mean(same)),
-        len(same),
-        machine.device_name(other.device),
-        datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        pair=EMBEDDED,
+        precision=other.precision,
+        total_variation=float(np.mean(variations)),
+        p90=float(np.quantile(variations, 0.9)),
+        worst=max(variations),
+        same_likeliest=float(np.mean(same)),
+        positions=len(same),
+        machine=machine.device_name(other.device),
+        measured_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
 
 

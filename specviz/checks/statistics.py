@@ -1,7 +1,6 @@
-"""How well counts agree with a distribution, or with other counts: chi-square tests and total variation.
+"""Statistics of token counts: chi-square tests against a distribution or other counts, and total variation.
 
-Knows no model and no rule. A test that cannot say anything, because too little was counted or all of it fell on one
-token, gives no p-value (None) instead of a comfortable one.
+A test without evidence, because too little was counted or all of it is one token, gives no p-value (None).
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from dataclasses import dataclass
 import torch
 
 LEAST_EXPECTED = 5.0
-"""A chi-square bin must be expected to hold this many; smaller ones are pooled, the smallest first."""
+"""Minimum expected count of a chi-square bin; smaller bins are pooled, the smallest first."""
 
 
 @dataclass(frozen=True)
 class ChiSquare:
-    """A chi-square test. `p_value`: the chance of counts at least this far off, if nothing is wrong; None: no test."""
+    """A chi-square test. `p_value`: probability of a statistic this large or larger by chance; None: no test."""
 
     statistic: float
     freedom: int
@@ -27,9 +26,9 @@ class ChiSquare:
 
 
 def chi_square(counts: Sequence[int], probs: Sequence[float], least: float = LEAST_EXPECTED) -> ChiSquare:
-    """Counts against the distribution that they should follow, both [V].
+    """Goodness of fit of counts to a distribution, both [V].
 
-    A single count where the distribution is 0 is a contradiction: infinite statistic, p-value 0.
+    A count where the distribution is 0 gives an infinite statistic and p-value 0.
     """
     n, total = sum(counts), sum(probs)
     if any(c > 0 and p == 0 for c, p in zip(counts, probs)):
@@ -39,7 +38,7 @@ def chi_square(counts: Sequence[int], probs: Sequence[float], least: float = LEA
 
 
 def two_samples(first: Mapping[int, int], second: Mapping[int, int], least: float = LEAST_EXPECTED) -> ChiSquare:
-    """Counts by token against other counts by token: could both come from one distribution?"""
+    """Homogeneity of two sets of counts by token: whether both can come from one distribution."""
     n, m = sum(first.values()), sum(second.values())
     if not n or not m:
         return ChiSquare(0.0, 0, None)
@@ -63,17 +62,17 @@ def total_variation(first: Mapping[int, float], second: Mapping[int, float]) -> 
 
 
 def total_variation_by_chance(first: Mapping[int, int], second: Mapping[int, int]) -> float | None:
-    """The total variation to be expected of two samples of these sizes though both follow one distribution: each
-    token's sightings in both are dealt out anew by chance."""
+    """The expected total variation of two samples of these sizes from one distribution, by random reassignment of each
+    token's counts to the two samples."""
     n, m = sum(first.values()), sum(second.values())
     if not n or not m:
         return None
     together = [first.get(t, 0) + second.get(t, 0) for t in first.keys() | second.keys()]
-    return sum(_dealt(total, n, m) for total in together) / 2
+    return sum(_mean_difference(total, n, m) for total in together) / 2
 
 
-def _dealt(total: int, n: int, m: int) -> float:
-    """The mean of |a / n - b / m| where a + b = total sightings fall to samples of n and m by chance."""
+def _mean_difference(total: int, n: int, m: int) -> float:
+    """The mean of |a / n - b / m| where a + b = total counts are assigned to samples of n and m at random."""
     share = n / (n + m)
     if total > 100:  # the mean size of a normal deviation is sqrt(2 / pi) of its standard deviation
         p = total / (n + m)
@@ -85,8 +84,7 @@ def _dealt(total: int, n: int, m: int) -> float:
 
 
 def upper_tail(statistic: float, freedom: int) -> float:
-    """The chance that chi-square with so many degrees of freedom exceeds the statistic (regularised incomplete
-    gamma function)."""
+    """P(X > statistic) for chi-square with `freedom` degrees of freedom (regularised incomplete gamma function)."""
     pair = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(pair[0], pair[1]))
 
@@ -98,16 +96,16 @@ def _test(statistic: float, freedom: int) -> ChiSquare:
 def _pool(bins: list[tuple[float, tuple[int, ...]]], least: float) -> list[tuple[float, tuple[int, ...]]]:
     """(expected, counts) bins, the smallest merged until each expects at least `least`."""
     pooled: list[tuple[float, tuple[int, ...]]] = []
-    held: tuple[float, tuple[int, ...]] | None = None
+    small: tuple[float, tuple[int, ...]] | None = None
     for expected, counts in sorted(bins, key=lambda b: b[0]):
-        if held is not None:
-            expected, counts = expected + held[0], tuple(map(sum, zip(counts, held[1])))
+        if small is not None:
+            expected, counts = expected + small[0], tuple(map(sum, zip(counts, small[1])))
         if expected < least:
-            held = (expected, counts)
+            small = (expected, counts)
         else:
-            held = None
+            small = None
             pooled.append((expected, counts))
-    if held is not None and pooled:  # only small ones were left
+    if small is not None and pooled:  # the rest is too small for a bin
         last = pooled.pop()
-        pooled.append((last[0] + held[0], tuple(map(sum, zip(last[1], held[1])))))
+        pooled.append((last[0] + small[0], tuple(map(sum, zip(last[1], small[1])))))
     return pooled

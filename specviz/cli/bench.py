@@ -67,7 +67,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
     for name in drafters or ():
         check_drafter(find_pair(arguments.pair), name)
 
-    from specviz.bench import benchmark
+    from specviz.bench import benchmark, systems
 
     with reporting() as job:
         found = benchmark.bench(
@@ -77,7 +77,7 @@ def bench_command(arguments: argparse.Namespace) -> int:
             arguments.precision,
             arguments.device,
             arguments.peers,
-            benchmark.QUICK if arguments.quick else benchmark.FULL,
+            systems.QUICK if arguments.quick else systems.FULL,
             arguments.batch,
             benchmark.prompts_from(arguments.prompts, arguments.pair),
             job=job,
@@ -87,11 +87,11 @@ def bench_command(arguments: argparse.Namespace) -> int:
 
 
 def _shape(arguments: argparse.Namespace) -> int:
-    from specviz.bench import benchmark
+    from specviz.bench import shape_benchmark, systems
 
-    scale = benchmark.QUICK if arguments.quick else benchmark.FULL
+    scale = systems.QUICK if arguments.quick else systems.FULL
     with reporting() as job:
-        found = benchmark.bench_shape(arguments.shape, arguments.precision, arguments.device, scale, job)
+        found = shape_benchmark.bench_shape(arguments.shape, arguments.precision, arguments.device, scale, job)
     if arguments.json:
         print(json.dumps(found, allow_nan=False))
         return 0

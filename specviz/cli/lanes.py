@@ -57,7 +57,7 @@ def lanes_command(arguments: argparse.Namespace) -> int:
     settings = Settings(
         k=arguments.k, temperature=arguments.temperature, seed=arguments.seed, max_new_tokens=arguments.max_new_tokens
     )
-    run = lanes.Lanes(lanes.LanesOrder(arguments.pair, drafters, texts, settings))
+    run = lanes.Lanes(lanes.LanesRequest(pair=arguments.pair, drafters=drafters, texts=texts, settings=settings))
     if finish(run):
         raise KeyboardInterrupt
     found = run.traces

@@ -14,7 +14,7 @@ from specviz.drafters.names import drafter_names
 from specviz.errors import SettingsError
 from specviz.format import number, percent, seconds
 from specviz.loader.pairs import find_pair
-from specviz.serving.load_test import LoadOrder, LoadRun, Simulation
+from specviz.serving.load_test import LoadTest, LoadTestRequest, Simulation
 from specviz.serving.policies import ALL, NAMES
 from specviz.serving.step_table import StepTable
 from specviz.trace.records import Settings
@@ -102,18 +102,18 @@ def _add_simulation(load: argparse.ArgumentParser) -> None:
 def load_command(arguments: argparse.Namespace) -> int:
     """Serve the loads and print the figures of each policy."""
     orders = _orders(arguments)
-    runs: list[LoadRun | Simulation] = []
+    runs: list[LoadTest | Simulation] = []
     code = 0
     if arguments.simulate:
         runs.append(_simulation(arguments, orders[0], [order.rate for order in orders]))
         code = finish(runs[0])
     else:
         for order in orders:
-            run = LoadRun(order)
+            run = LoadTest(order)
             runs.append(run)
             if code := finish(run):
                 break
-    found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for run in runs for o in run.outcomes]
+    found = [{"seed": o.seed, **dataclasses.asdict(o.summary)} for run in runs for o in run.results]
     if arguments.json:
         print(json.dumps(_as_json(arguments, runs[-1], found), allow_nan=False))
     else:
@@ -121,14 +121,14 @@ def load_command(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _orders(arguments: argparse.Namespace) -> list[LoadOrder]:
+def _orders(arguments: argparse.Namespace) -> list[LoadTestRequest]:
     """One order per rate."""
     try:
         rates = [float(x) for x in arguments.rate.split(",")]
     except ValueError:
         raise SettingsError(f"--rate must be a number or several with commas, not {arguments.rate[:40]!r}.") from None
     pair, simulated = find_pair(arguments.pair), bool(arguments.simulate)
-    order = LoadOrder(
+    order = LoadTestRequest(
         pair=arguments.pair,
         drafter="simulated" if simulated else arguments.drafter or drafter_names(pair)[0],
         policies=NAMES if arguments.policy == "all" else tuple(p.strip() for p in arguments.policy.split(",")),
@@ -147,12 +147,12 @@ def _orders(arguments: argparse.Namespace) -> list[LoadOrder]:
     return [dataclasses.replace(order, rate=rate) for rate in rates]
 
 
-def _as_json(arguments: argparse.Namespace, run: LoadRun | Simulation, found: list[dict]) -> dict:
-    table = run.table if isinstance(run, LoadRun) else None
+def _as_json(arguments: argparse.Namespace, run: LoadTest | Simulation, found: list[dict]) -> dict:
+    table = run.table if isinstance(run, LoadTest) else None
     return {
         "pair": arguments.shape if arguments.simulate else arguments.pair,
         "drafter": run.order.drafter,
-        "device": run.device if isinstance(run, LoadRun) else arguments.simulate,
+        "device": run.device if isinstance(run, LoadTest) else arguments.simulate,
         "table": None if table is None else _table_json(table),
         "simulated": bool(arguments.simulate),
         "policies": found,
@@ -181,11 +181,12 @@ def _print(found: list[dict]) -> None:
         )
 
 
-def _simulation(arguments: argparse.Namespace, order: LoadOrder, rates: Sequence[float]) -> Simulation:
+def _simulation(arguments: argparse.Namespace, order: LoadTestRequest, rates: Sequence[float]) -> Simulation:
     """The load on a device of the catalogue, with the times of its roofline. Raises SpecVizError for unknown names."""
     from specviz.hardware import catalogue, shapes
     from specviz.serving import step_table
-    from specviz.serving.server import Chances, Limits
+    from specviz.serving.engines import SurvivalModel
+    from specviz.serving.requests import ServerLimits
 
     if not (0 <= arguments.draft_share <= 10 and 1 <= arguments.prompt_tokens <= 100_000):
         raise SettingsError("--draft-share must be from 0 to 10 and --prompt-tokens from 1 to 100,000.")
@@ -193,8 +194,8 @@ def _simulation(arguments: argparse.Namespace, order: LoadOrder, rates: Sequence
     precision = "bf16" if "bf16" in entry.peaks else next(iter(entry.peaks))
     context = arguments.prompt_tokens + order.lengths[1] // 2
     costs = step_table.modelled(shape, entry.ceilings(precision), context, arguments.draft_share, False)
-    chances = Chances(tuple(arguments.survival * (1 - i / 18) for i in range(7)), 0.25)
-    limits = Limits(order.rows, arguments.prompt_tokens + order.lengths[1] + 16, chunk=2048)
+    chances = SurvivalModel(tuple(arguments.survival * (1 - i / 18) for i in range(7)), 0.25)
+    limits = ServerLimits(order.rows, arguments.prompt_tokens + order.lengths[1] + 16, chunk=2048)
     return Simulation(order, rates, costs, chances, limits, arguments.prompt_tokens)
 
 

@@ -82,11 +82,11 @@ def add_parsers(subparsers: Subparsers) -> None:
 
 def sweep_command(arguments: argparse.Namespace) -> int:
     """Measure the cells and print them."""
-    from specviz.bench.sweep import Sweep, SweepOrder
+    from specviz.bench.sweep import Sweep, SweepRequest
     from specviz.engine.prompts import presets_for
 
     pair = find_pair(arguments.pair)
-    order = SweepOrder(
+    order = SweepRequest(
         pair=arguments.pair,
         drafter=arguments.drafter or drafter_names(pair)[0],
         text=arguments.prompt or presets_for(pair.name)[0].text,

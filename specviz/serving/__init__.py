@@ -1,1 +1,1 @@
-"""A server with continuous batching on the real engine, and the policies that choose verify lengths."""
+"""Continuous batching: the server, its engines, and the policies that choose draft and verify lengths."""

@@ -1,9 +1,9 @@
-"""Why a scheduler must not look ahead: the counterexample of the DSpark paper's appendix, run.
+"""The counterexample of the DSpark appendix: a scheduler that looks ahead changes the distribution.
 
-One request, two tokens, p = (0.7, 0.3), q = (0.5, 0.5). The first draft survives with 0.8; the second surely if the
-first draft was token 0, and never if it was token 1. Verifying one draft lowers throughput, verifying two raises it
-if both are likely. Looking ahead, a scheduler verifies the draft because it turned out to be token 0, and token 0 comes
-out too often. The trials call the very judge and the very schedulers of the engine.
+One request, two tokens, p = (0.7, 0.3), q = (0.5, 0.5). The first draft survives with probability 0.8; the second
+surely if the first draft was token 0, and never if it was token 1. Verifying one draft lowers throughput, verifying two
+raises it if both are likely. A scheduler that looks ahead verifies the draft because it is token 0, and token 0 is then
+emitted too often. The trials use the engine's own judge and schedulers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Scheduler = Callable[[Sequence[Sequence[float]], Callable[[int], float]], Schedu
 
 
 def survivals_after(token: int) -> list[float]:
-    """a of both slots, once the first draft is known to be `token`."""
+    """Survivals of both slots, given that the first draft is `token`."""
     return [PAPER_FIRST, PAPER_FIRST if token == 0 else 0.0]
 
 

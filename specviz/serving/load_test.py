@@ -1,10 +1,11 @@
-"""Loads served under several policies on the same arrivals and seeds: on this machine's real engine, or simulated."""
+"""Load tests: the same arrivals and seeds served under several policies, on the real engine or in a simulation."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from specviz import worker
 from specviz.drafters.names import check_drafter
@@ -12,104 +13,110 @@ from specviz.engine.prompts import encode, presets_for
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.loader.pairs import find_pair
 from specviz.serving import policies, step_table
+from specviz.serving.clocks import SimulatedClock, WallClock
+from specviz.serving.engines import RealEngine, SimulatedEngine, SurvivalModel
+from specviz.serving.requests import RequestRecord, ServerLimits, arrivals
 from specviz.serving.scheduling import RoundCosts
-from specviz.serving.server import (
-    Chances,
-    Job,
-    Limits,
-    RealEngine,
-    Record,
-    Server,
-    SimulatedEngine,
-    Summary,
-    TableClock,
-    Tick,
-    WallClock,
-    arrivals,
-    serve,
-    summarise,
-)
+from specviz.serving.server import RoundStats, Server, serve
+from specviz.serving.summary import Summary, summarize
 from specviz.trace.records import MAX_K, Settings
 from specviz.worker import Worker
 
+if TYPE_CHECKING:
+    from specviz.drafters.base import Drafter
+    from specviz.engine.model_store import LoadedModel, ModelStore
+    from specviz.serving.scheduling import Schedule
 
-@dataclass(frozen=True)
-class LoadOrder:
-    """What arrives, and who serves it."""
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTestRequest:
+    """Parameters of a load test: pair, drafter, policies, arrivals and limits."""
 
     pair: str
     drafter: str
     policies: tuple[str, ...] = policies.NAMES
     """Names of policies; fixed may carry its K: fixed:3."""
     rate: float = 0.5
-    """Requests a second on average."""
+    """Requests per second on average."""
     seconds: float = 20.0
-    """How long requests arrive; what runs then is served to its end, at most three times as long again."""
+    """Duration of the arrivals; remaining requests are then served for at most three times as long again."""
     burst: int = 1
+    """Requests that arrive at once."""
     k: int = 4
-    """Of the policy `fixed`."""
+    """K of the policy `fixed`."""
     max_k: int = 8
-    """The most drafts that the other policies ask for."""
+    """Maximum draft length of the other policies."""
     lengths: tuple[int, int] = (16, 48)
     """New tokens of a request, from and to."""
     mix: tuple[str, ...] = ()
-    """Names of presets; () takes all that suit the pair."""
+    """Names of presets; () takes all presets of the pair."""
     seeds: tuple[int, ...] = (0,)
-    """One load per seed; each policy serves every one of them."""
+    """One load per seed, served by each policy."""
     rows: int = 16
+    """Requests in prefill or decoding at once."""
     cancel: float = 0.0
-    """Share of requests that are cancelled at a random moment."""
+    """Share of requests that are cancelled at a random time."""
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     precision: str = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in self.policies:
             kind, _, k = name.partition(":")
             if kind not in policies.ALL or (k and (kind != "fixed" or not k.isdigit() or int(k) > MAX_K)):
                 raise SettingsError(
                     f"There is no policy {name[:40]!r}: choose from {', '.join(policies.ALL)}, or "
-                    "fixed:K with a K of your own."
+                    "fixed:K with another K."
                 )
         if not (0 < self.rate <= 1e5 and 0 < self.seconds <= 1e5 and 1 <= self.burst <= 10_000):
             raise SettingsError("The rate, the seconds and the burst must be above 0.")
         if not (1 <= self.lengths[0] <= self.lengths[1] <= 4096 and 1 <= self.rows <= 100_000):
             raise SettingsError("Lengths must be from 1 to 4096 new tokens, rows from 1.")
         if not (0 <= self.k <= MAX_K and 1 <= self.max_k <= MAX_K and 0 <= self.cancel <= 1 and self.seeds):
-            raise SettingsError(f"K lies in 0..{MAX_K}, the share of cancels in 0..1, and a seed is needed.")
+            raise SettingsError(
+                f"K must be in 0..{MAX_K} and the share of cancelled requests in 0..1, and a seed is needed."
+            )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """One policy on one load."""
+class LoadResult:
+    """Result of one policy on one load."""
 
     policy: str
     seed: int
     summary: Summary
-    ticks: tuple[Tick, ...]
-    records: tuple[Record, ...]
-    last: object = None
-    """The scheduler's latest schedule that had candidates, for the one-step view."""
+    round_stats: tuple[RoundStats, ...]
+    records: tuple[RequestRecord, ...]
+    last: Schedule | None = None
+    """The policy's latest schedule, for the chart of one step."""
 
 
-class LoadRun(Worker):
-    """Serves the loads of an order on the real engine, policy after policy, and keeps an Outcome of each."""
+def _result(name: str, seed: int, summary: Summary, server: Server) -> LoadResult:
+    return LoadResult(
+        name, seed, summary, tuple(server.round_stats), tuple(server.records.values()), server.policy.last
+    )
 
-    def __init__(self, order: LoadOrder, store=None):
+
+class LoadTest(Worker):
+    """Serves the loads on the real engine, policy after policy; `results` grows by one LoadResult each."""
+
+    def __init__(self, order: LoadTestRequest, store: ModelStore | None = None):
         super().__init__()
         pair = find_pair(order.pair)
         check_drafter(pair, order.drafter)
         self.order, self.pair = order, pair
-        self.outcomes: list[Outcome] = []
+        self.results: list[LoadResult] = []
         self.live: Server | None = None
-        """The server at work, to be looked at while it goes."""
+        """The running server, for the page."""
         self.live_policy = ""
         self.table: step_table.StepTable | None = None
         self.device = ""
         self._store = store
         self._alone: dict[tuple[int, ...], list[int]] = {}
+        """By prompt: its greedy text decoded alone."""
 
     def work(self) -> None:
+        """Open the pair, measure its step table if needed, and serve each load."""
         from specviz.engine.drafter_factory import make_drafter
         from specviz.engine.model_store import STORE
 
@@ -118,7 +125,7 @@ class LoadRun(Worker):
         target = store.open(self.pair.target, order.device, order.precision, self.part(0.0, 0.0))
         self.device = target.device
 
-        def fresh():
+        def fresh() -> Drafter:
             return make_drafter(order.drafter, self.pair, target, order.settings, store, self.part(0.0, 0.0))
 
         key = step_table.key(target, order.pair, order.drafter, order.settings)
@@ -126,70 +133,78 @@ class LoadRun(Worker):
         if self.table is None:
             part = self.part(0.0, 0.1, "Measuring the step table, once")
             self.table = step_table.measure(target, fresh, order.settings, key, job=part)
+        costs = self.table.costs
         prompts = _prompts(target.tokenizer, order, self.pair.name)
         drafter = fresh()
         limits = _limits(target, prompts, order, drafter.max_k)
         plan = [(seed, name) for seed in order.seeds for name in order.policies]
         for i, (seed, name) in enumerate(plan):
-            if any(o.policy == name and o.seed == seed for o in self.outcomes):
+            if any(o.policy == name and o.seed == seed for o in self.results):
                 continue
             if self.stopping():
                 return
             self.report(f"Serving with {name}", 0.1 + 0.9 * i / len(plan))
-            self._serve(target, fresh(), name, seed, prompts, limits)
+            self._serve(target, _policy(name, costs, order, drafter.max_k), fresh(), name, seed, prompts, limits)
         self.live = None
         self.report("", 1.0)
 
-    def _serve(self, target, drafter, name: str, seed: int, prompts, limits: Limits) -> None:
+    def _serve(
+        self,
+        target: LoadedModel,
+        policy: policies.Policy,
+        drafter: Drafter,
+        name: str,
+        seed: int,
+        prompts: Sequence[Sequence[int]],
+        limits: ServerLimits,
+    ) -> None:
+        """Serve one load under one policy and append its result; a stopped load gives none."""
         order = self.order
-        max_k = min(order.max_k, drafter.max_k)
-        policy = _policy(
-            name, self.table.costs, order.k, max_k, False, order.settings.temperature == 0 or order.drafter == "ngram"
-        )
         engine = RealEngine(target.model, None if name == "none" else drafter, order.settings)
-        jobs = arrivals(order.rate, order.seconds, prompts, order.lengths, seed, order.burst)
-        chance = random.Random(seed)
+        requests = arrivals(order.rate, order.seconds, prompts, order.lengths, seed, order.burst)
+        rng = random.Random(seed)
         cancels = [
-            (job.arrival + order.seconds * chance.random() / 4, job.id)
-            for job in jobs
-            if chance.random() < order.cancel
+            (request.arrival + order.seconds * rng.random() / 4, request.id)
+            for request in requests
+            if rng.random() < order.cancel
         ]
         server = Server(engine, policy, limits, WallClock())
         self.live, self.live_policy = server, name
-        serve(server, jobs, cancels=cancels, until=4 * order.seconds, watch=self)
+        serve(server, requests, cancels=cancels, until=4 * order.seconds, job=self)
         if self.stopping():
-            return  # a load that was cut short is no figure
-        summary = replace(summarise(server, order.rate), policy=policy.name, **self._against_alone(target, server))
-        self.outcomes.append(
-            Outcome(name, seed, summary, tuple(server.ticks), tuple(server.records.values()), policy.last)
-        )
+            return
+        summary = replace(summarize(server, order.rate), policy=policy.name, **self._compare_alone(target, server))
+        self.results.append(_result(name, seed, summary, server))
 
-    def _against_alone(self, target, server: Server) -> dict:
-        """Every greedy text, as far as it came, against its text alone: Summary's `identical` and the fields after it.
-        Nothing when sampled, where texts may differ by right, and where nothing was emitted."""
-        from specviz.checks.lossless import NEAR_TIE, top_gap
+    def _decode_alone(self, target: LoadedModel, prompt: tuple[int, ...]) -> list[int]:
+        """The greedy text of a prompt, decoded alone without drafts."""
         from specviz.engine.loop import decode
 
-        if self.order.settings.temperature:
-            return {}
-        spoken = [r for r in server.records.values() if r.tokens]
-        for record in spoken:
-            prompt = record.job.prompt
-            if prompt not in self._alone:
-                self.report("Decoding each prompt alone, for comparison")
-                settings = replace(self.order.settings, k=0, max_new_tokens=self.order.lengths[1])
-                self._alone[prompt] = [
-                    t for r in decode(target.model, None, [prompt], settings, record=False) for t in r.rows[0].emitted
-                ]
-        if not spoken:
+        if prompt not in self._alone:
+            self.report("Decoding each prompt alone, for comparison")
+            settings = replace(self.order.settings, k=0, max_new_tokens=self.order.lengths[1])
+            rounds = decode(target.model, None, [prompt], settings, record=False)
+            self._alone[prompt] = [token for r in rounds for token in r.rows[0].emitted]
+        return self._alone[prompt]
+
+    def _compare_alone(self, target: LoadedModel, server: Server) -> dict[str, Any]:
+        """Summary's `identical` and the fields after it: greedy texts against those of the prompts decoded alone.
+
+        Empty when sampled, where texts may differ, and where nothing was emitted.
+        """
+        from specviz.checks.lossless import NEAR_TIE, top_gap
+
+        records = [r for r in server.records.values() if r.tokens]
+        if self.order.settings.temperature or not records:
             return {}
         gaps = []
-        for record in spoken:
-            alone = self._alone[record.job.prompt][: record.job.limit]
+        for record in records:
+            prompt = record.request.prompt
+            alone = self._decode_alone(target, prompt)[: record.request.limit]
             if record.tokens == (alone if record.state == "finished" else alone[: len(record.tokens)]):
                 continue
             at = next((i for i, (a, b) in enumerate(zip(alone, record.tokens)) if a != b), None)
-            gaps.append(float("inf") if at is None else top_gap(target.model, [*record.job.prompt, *alone[:at]]))
+            gaps.append(float("inf") if at is None else top_gap(target.model, [*prompt, *alone[:at]]))
         ties = [gap for gap in gaps if gap <= NEAR_TIE[target.precision]]
         return {
             "identical": not gaps,
@@ -199,19 +214,20 @@ class LoadRun(Worker):
         }
 
 
-def _prompts(tokenizer, order: LoadOrder, pair: str) -> list[tuple[int, ...]]:
+def _prompts(tokenizer: object, order: LoadTestRequest, pair: str) -> list[tuple[int, ...]]:
+    """Token ids of the presets. Raises SettingsError for an unknown preset."""
     known = {p.name: p for p in presets_for(pair)}
     if unknown := [name for name in order.mix if name not in known]:
         raise SettingsError(f"There is no preset {unknown[0][:40]!r} for this pair: choose from {', '.join(known)}.")
     return [encode(tokenizer, known[name].text).ids for name in (order.mix or known)]
 
 
-def _limits(target, prompts: Sequence[Sequence[int]], order: LoadOrder, max_k: int) -> Limits:
-    """Slots that hold the longest request. Raises MemoryBudgetError if they do not fit the device."""
+def _limits(target: LoadedModel, prompts: Sequence[Sequence[int]], order: LoadTestRequest, max_k: int) -> ServerLimits:
+    """Slots large enough for the longest request. Raises MemoryBudgetError if they do not fit the device."""
     from specviz.hardware.memory import free_memory_bytes
 
     tokens = max(map(len, prompts)) + order.lengths[1] + max_k + 1
-    limits = Limits(order.rows, tokens)
+    limits = ServerLimits(order.rows, tokens)
     wanted = 2 * order.rows * tokens * target.model.shape.cache_bytes_per_token
     if wanted > (free := free_memory_bytes(target.device)):
         raise MemoryBudgetError(
@@ -221,74 +237,73 @@ def _limits(target, prompts: Sequence[Sequence[int]], order: LoadOrder, max_k: i
     return limits
 
 
-def _policy(name: str, costs: RoundCosts, k: int, max_k: int, confident: bool, deterministic: bool):
-    kind, _, own = name.partition(":")
-    return policies.make(kind, costs, int(own) if own else k, max_k, confident, deterministic)
+def _policy(
+    name: str, costs: RoundCosts, order: LoadTestRequest, max_k: int, simulated: SurvivalModel | None = None
+) -> policies.Policy:
+    """The policy of a name such as prefix or fixed:3. max_k: the drafter's maximum."""
+    kind, _, k = name.partition(":")
+    deterministic = simulated is None and (order.settings.temperature == 0 or order.drafter == "ngram")
+    confident = simulated is not None and simulated.confident
+    return policies.make(kind, costs, int(k) if k else order.k, min(order.max_k, max_k), confident, deterministic)
 
 
 def simulate(
-    order: LoadOrder,
+    order: LoadTestRequest,
     costs: RoundCosts,
-    chances: Chances,
-    limits: Limits,
-    prompt: int = 200,
-    watch: worker.Job | None = None,
+    survival: SurvivalModel,
+    limits: ServerLimits,
+    prompt_tokens: int = 200,
+    job: worker.Job | None = None,
     until: float | None = None,
-) -> list[Outcome]:
-    """The same loads and the same server without a model: time is `costs`, luck is `chances`."""
-    found = []
+) -> list[LoadResult]:
+    """The same loads and the same server without a model: seconds from `costs`, verdicts from `survival`.
+
+    prompt_tokens: length of every prompt. until: simulated seconds after which remaining requests are cancelled.
+    """
+    results = []
     for seed in order.seeds:
-        jobs: list[Job] = arrivals(order.rate, order.seconds, [(0,) * prompt], order.lengths, seed, order.burst)
+        prompts = [(0,) * prompt_tokens]
+        requests = arrivals(order.rate, order.seconds, prompts, order.lengths, seed, order.burst)
         for name in order.policies:
-            max_k = min(order.max_k, len(chances.conditional))
-            policy = _policy(name, costs, order.k, max_k, chances.confident, False)
-            server = serve(
-                Server(SimulatedEngine(chances), policy, limits, TableClock(costs)), jobs, watch=watch, until=until
-            )
-            found.append(
-                Outcome(
-                    name,
-                    seed,
-                    summarise(server, order.rate),
-                    tuple(server.ticks),
-                    tuple(server.records.values()),
-                    policy.last,
-                )
-            )
-    return found
+            policy = _policy(name, costs, order, len(survival.conditional), survival)
+            server = Server(SimulatedEngine(survival), policy, limits, SimulatedClock(costs))
+            serve(server, requests, job=job, until=until)
+            results.append(_result(name, seed, summarize(server, order.rate), server))
+    return results
 
 
 class Simulation(Worker):
-    """`simulate` at several rates, in a thread that can be watched and stopped."""
+    """A worker that runs `simulate` at several rates; `results` grows with each."""
 
     def __init__(
         self,
-        order: LoadOrder,
+        order: LoadTestRequest,
         rates: Sequence[float],
         costs: RoundCosts,
-        chances: Chances,
-        limits: Limits,
-        prompt: int = 200,
+        survival: SurvivalModel,
+        limits: ServerLimits,
+        prompt_tokens: int = 200,
     ):
         super().__init__()
-        self.order, self.rates, self.costs, self.chances = order, tuple(rates), costs, chances
-        self.limits, self.prompt = limits, prompt
-        self.outcomes: list[Outcome] = []
+        self.order, self.rates, self.costs, self.survival = order, tuple(rates), costs, survival
+        self.limits, self.prompt_tokens = limits, prompt_tokens
+        self.results: list[LoadResult] = []
 
     def work(self) -> None:
+        """Simulate each policy at each rate."""
         plan = [(rate, name) for rate in self.rates for name in self.order.policies]
         for i, (rate, name) in enumerate(plan):
             self.report(f"Simulating {name} at {rate:g} requests/s", i / len(plan))
             found = simulate(
                 replace(self.order, rate=rate, policies=(name,)),
                 self.costs,
-                self.chances,
+                self.survival,
                 self.limits,
-                self.prompt,
+                self.prompt_tokens,
                 self,
                 until=3 * self.order.seconds,
             )
             if self.stopping():
                 return
-            self.outcomes += found
+            self.results += found
         self.report("", 1.0)

@@ -1,8 +1,8 @@
-"""Policies of a server: how many drafts each request gets in the next round. State around the functions of scheduling.
+"""Policies of the server: how many drafts of each request to propose and to verify in the next round.
 
-A policy is asked twice a round: `wishes` before anything is drafted, `cut` when the drafts are there. What it decides
-before may use anything of the past. What it decides after must not depend on the very drafts it decides about, or the
-text would no longer follow the target; which function of scheduling keeps that is said where it is chosen.
+A policy decides twice per round: `draft_lengths` before drafting, `verify_lengths` once the drafts are there. The first
+may use anything from past rounds. The second must not depend on the drafts that it decides about, or the emitted text
+no longer follows the target's distribution (DSpark, appendix A); each choice below says why it does not.
 """
 
 from __future__ import annotations
@@ -16,69 +16,75 @@ from specviz.serving.scheduling import (
     Schedule,
     SurvivalEstimate,
     best_schedule,
+    likeliest_schedule,
     prefix_schedule,
     survivals,
-    take,
     uniform_goodput,
 )
 from specviz.trace.records import Verdict
 
 PROBE_EVERY = 16
-"""Rounds without a draft after which one is tried again: what never drafts never learns that drafting pays."""
+"""Rounds without drafts after which one request drafts again, so that the survival estimate is kept up to date."""
 
 DEPTHS = (1, 2, 3, 4, 6)
-"""Lengths of a draft, besides the longest, that are weighed where drafts are cut afterwards."""
+"""Draft lengths that are compared, besides the longest, where `verify_lengths` shortens the drafts."""
 
 
 class Policy(Protocol):
-    """What a server asks."""
+    """Decides draft and verify lengths."""
 
     name: str
     last: Schedule | None
-    """The latest schedule, for the one-step view; None if the policy makes none."""
-    reads_confidence: bool
-    """`cut` looks at confidences: a round then waits for the device once more, before it verifies."""
+    """The latest schedule, for the chart of one step; None if the policy makes none."""
 
-    def wishes(self, requests: Sequence[int], prompt_tokens: int) -> list[int]:
-        """Drafts to propose for each request, `prompt_tokens` of others being read in the same pass."""
+    @property
+    def reads_confidence(self) -> bool:
+        """Whether `verify_lengths` reads confidences: a round then synchronises once more, before it verifies."""
 
-    def cut(
+    def draft_lengths(self, requests: Sequence[int], prompt_tokens: int) -> list[int]:
+        """Drafts to propose for each request, where `prompt_tokens` tokens are prefilled in the same pass."""
+
+    def verify_lengths(
         self, requests: Sequence[int], proposed: Sequence[int], confidence: Sequence[Sequence[float]] | None
     ) -> list[int]:
-        """Of the `proposed` drafts of each of these requests, how many to verify."""
+        """How many of the `proposed` drafts of each request to verify. confidence: by request and slot."""
 
     def observe(self, verdict: Verdict) -> None:
-        """What came of a request's round."""
+        """Learn from a request's verdict."""
 
     def forget(self, request: int) -> None:
-        """The request has ended."""
+        """Drop the statistics of an ended request."""
 
 
 class Fixed:
-    """The same K whatever happens; 0 is no speculation."""
+    """The same K always; 0 is no speculation."""
 
-    last = None
+    last: Schedule | None = None
     reads_confidence = False
 
     def __init__(self, k: int):
         self.k = k
         self.name = f"fixed K = {k}" if k else "none"
 
-    def wishes(self, requests, prompt_tokens=0):
+    def draft_lengths(self, requests: Sequence[int], prompt_tokens: int = 0) -> list[int]:
+        """K for every request."""
         return [self.k] * len(requests)
 
-    def cut(self, requests, proposed, confidence):
+    def verify_lengths(
+        self, requests: Sequence[int], proposed: Sequence[int], confidence: Sequence[Sequence[float]] | None
+    ) -> list[int]:
+        """All drafts."""
         return list(proposed)
 
-    def observe(self, verdict):
-        pass
+    def observe(self, verdict: Verdict) -> None:
+        """Nothing to learn."""
 
-    def forget(self, request):
-        pass
+    def forget(self, request: int) -> None:
+        """Nothing to drop."""
 
 
-class _Learning:
-    """Keeps the survival estimate, and tries a draft now and then where it has not drafted for long."""
+class _SurvivalPolicy:
+    """Base of the policies that estimate survival from past verdicts and probe after long without drafts."""
 
     reads_confidence = False
 
@@ -89,16 +95,21 @@ class _Learning:
         self._idle = 0
 
     def observe(self, verdict: Verdict) -> None:
+        """Update the survival estimate."""
         self.estimate.observe(verdict.row, verdict.verified, verdict.accepted)
 
     def forget(self, request: int) -> None:
+        """Drop the estimate of an ended request."""
         self.estimate.forget(request)
 
-    def cut(self, requests, proposed, confidence):
+    def verify_lengths(
+        self, requests: Sequence[int], proposed: Sequence[int], confidence: Sequence[Sequence[float]] | None
+    ) -> list[int]:
+        """All drafts: the draft lengths are the decision."""
         return list(proposed)
 
     def _probed(self, lengths: list[int], drafts: int = 1) -> list[int]:
-        """The lengths, or once in a while `drafts` for one request where there would be none for any."""
+        """The lengths; after PROBE_EVERY rounds without any draft, `drafts` for the first request."""
         self._idle = 0 if any(lengths) else self._idle + 1
         if lengths and self._idle >= PROBE_EVERY:
             self._idle = 0
@@ -106,8 +117,8 @@ class _Learning:
         return lengths
 
 
-class Uniform(_Learning):
-    """vLLM's dynamic rule: one K for all requests, the one with the most goodput at this batch."""
+class Uniform(_SurvivalPolicy):
+    """One K for all requests, the one with the highest goodput at this batch size (vLLM's dynamic speculation)."""
 
     name = "uniform goodput"
 
@@ -115,28 +126,29 @@ class Uniform(_Learning):
         super().__init__(costs, max_k)
         self._k: int | None = None
 
-    def wishes(self, requests, prompt_tokens=0):
+    def draft_lengths(self, requests: Sequence[int], prompt_tokens: int = 0) -> list[int]:
+        """The K with the highest goodput, for every request."""
         rows = len(requests)
         if not rows:
             return []
-        reading = self.costs.reading(rows, prompt_tokens)
+        prefill = self.costs.prefill(rows, prompt_tokens)
         self._k = uniform_goodput(
             self.estimate.of(),
             rows,
-            lambda k: self.costs.round([k] * rows, prompt_tokens=prompt_tokens) - reading,
+            lambda k: self.costs.round([k] * rows, prompt_tokens=prompt_tokens) - prefill,
             self._k,
         )
         return self._probed([self._k] * rows)
 
 
-class Prefix(_Learning):
-    """The prefix scheduler of DSpark: lengths by request, from survival and cost.
+class Prefix(_SurvivalPolicy):
+    """The prefix scheduler of DSpark (arXiv 2607.05147): lengths by request, from survival and cost.
 
-    Without confidences from the drafter, survival is estimated from past verdicts, so the lengths are decided before
-    anything is drafted and nothing is drafted in vain. With confidences the same number is drafted for all, chosen by
-    the confidences of the round before, and then cut: by the whole maximum if drafts are chosen without chance, and
-    otherwise by the likeliest drafts within a budget from the confidences of the round before (the early stop of the
-    paper's algorithm 1 would stick wherever the cost has steps).
+    Without confidences from the drafter, survival is estimated from past verdicts and the lengths are decided before
+    drafting. With confidences the same number is drafted for all requests, chosen by the previous round's confidences,
+    and then shortened: to the best schedule if drafts are deterministic, and otherwise to the likeliest drafts within a
+    budget from the previous round's confidences. (The early stop of the paper's algorithm 1 stops too soon where the
+    cost has steps.)
     """
 
     name = "prefix scheduler"
@@ -145,78 +157,83 @@ class Prefix(_Learning):
     def __init__(
         self, costs: RoundCosts, max_k: int, confident: bool = False, deterministic: bool = True, early: bool = False
     ):
-        """confident: the drafter is known to say how likely each draft is to survive; otherwise that is found out.
-        deterministic: it draws nothing. early: stop at the first drop, algorithm 1 to the letter."""
+        """confident: the drafter is known to report confidences; otherwise the first round shows whether it does.
+        deterministic: drafts are not sampled. early: stop at the first drop of theta, as algorithm 1 does."""
         super().__init__(costs, max_k)
         self.confident, self.deterministic, self.early = confident, deterministic, early
         if early:
             self.name = "prefix scheduler, early stop"
-        self._older: dict[int, list[float]] = {}
-        """Survivals of each request's last draft."""
+        self._previous: dict[int, list[float]] = {}
+        """Survivals of each request's previous draft."""
         self._budget = self._depth = 0
         self._rows = self._prompt_tokens = 0
 
-    def wishes(self, requests, prompt_tokens=0):
+    def draft_lengths(self, requests: Sequence[int], prompt_tokens: int = 0) -> list[int]:
+        """Lengths of the best schedule, or one length for all where confidences shorten the drafts afterwards."""
         rows = len(requests)
         self._rows, self._prompt_tokens = rows, prompt_tokens
         if not rows:
             return []
         cost = self.costs.verifying(rows, prompt_tokens)
         if not self.confident:
-            schedule = prefix_schedule if self.early else best_schedule
-            self.last = schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
+            make_schedule = prefix_schedule if self.early else best_schedule
+            self.last = make_schedule([self.estimate.of(r) for r in requests], cost, self.costs.one_more)
             return self._probed(list(self.last.lengths))
-        older = [self._before(r) for r in requests]
-        # how deep to draft, the same for all: drafting itself must pay, and a plain round needs none of it
+        previous = [self._previous_survivals(r) for r in requests]
+        # one depth for all: it must pay for drafting too, which a plain round does not need
         theta, self._depth, self._budget = rows / cost(rows), 0, 0
         for depth in sorted({d for d in DEPTHS if d < self.max_k} | {self.max_k}):
             spent = self.costs.drafting([depth] * rows)
-            schedule = best_schedule([a[:depth] for a in older], self.costs.verifying(rows, prompt_tokens, spent))
+            schedule = best_schedule([a[:depth] for a in previous], self.costs.verifying(rows, prompt_tokens, spent))
             if schedule.theta > theta:
                 theta, self._depth, self._budget = schedule.theta, depth, sum(schedule.lengths)
         return self._probed([self._depth] * rows, self.max_k)
 
-    def _before(self, request: int) -> list[float]:
-        """The survivals of a request's last draft, continued by the estimate where it was shorter than a block."""
-        known = self._older.get(request, [])
+    def _previous_survivals(self, request: int) -> list[float]:
+        """The survivals of a request's previous draft, extended by the estimate to max_k slots."""
+        known = self._previous.get(request, [])
         last, found = (known[-1] if known else 1.0), list(known)
         for c in self.estimate.conditional(request)[len(known) :]:
             last *= c
             found.append(last)
         return found
 
-    def cut(self, requests, proposed, confidence):
+    def verify_lengths(
+        self, requests: Sequence[int], proposed: Sequence[int], confidence: Sequence[Sequence[float]] | None
+    ) -> list[int]:
+        """All drafts without confidences, else the schedule that the class docstring describes."""
         if confidence is None:
             return list(proposed)
-        if not self.confident:  # from the next round on drafts are cut afterwards
+        if not self.confident:  # the drafter does report confidences: use them from the next round on
             self.confident = True
             return list(proposed)
         now = [survivals(c) for c in confidence]
-        self._older.update(zip(requests, now))
+        self._previous.update(zip(requests, now))
         cost = self.costs.verifying(self._rows, self._prompt_tokens, self.costs.drafting(proposed))
         if self.early:
             self.last = prefix_schedule(now, cost)
         elif self.deterministic:
             self.last = best_schedule(now, cost)
         else:
-            self.last = take(now, max(1, self._budget), cost)
+            self.last = likeliest_schedule(now, max(1, self._budget), cost)
         return list(self.last.lengths)
 
     def forget(self, request: int) -> None:
+        """Drop the estimate and the previous draft of an ended request."""
         super().forget(request)
-        self._older.pop(request, None)
+        self._previous.pop(request, None)
 
 
 NAMES = ("none", "fixed", "uniform", "prefix")
 """The policies that are compared."""
 ALL = (*NAMES, "early")
-"""And algorithm 1 with its early stop, which sticks where the cost has steps."""
+"""The same and algorithm 1 with its early stop, which stops too soon where the cost has steps."""
 
 
 def make(
     name: str, costs: RoundCosts, k: int, max_k: int, confident: bool = False, deterministic: bool = True
 ) -> Policy:
-    """The policy of a name: none, fixed (with K = k), uniform, prefix or early. Raises SettingsError."""
+    """The policy of a name: none, fixed (K = k), uniform, prefix or early. Raises SettingsError for another name."""
     if name == "none":
         return Fixed(0)
     if name == "fixed":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from specviz import format
-from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, modelled, serving_settings
+from specviz.bench.sweep import Cell, Sweep, SweepRequest, best_k, modelled, serving_settings
 from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import preset, presets_for
 from specviz.hardware import catalogue, shapes
@@ -21,7 +21,7 @@ CONTEXTS = (0, 128, 512, 1024, 2048, 4096)
 POLL_SECONDS = 0.7
 
 
-def controls() -> SweepOrder:
+def controls() -> SweepRequest:
     """What to measure; every control but the batches is in the address. Raises SpecVizError."""
     first, second, third = st.columns(3)
     pair = find_pair(
@@ -53,7 +53,7 @@ def controls() -> SweepOrder:
     )
     with st.expander("More: temperature, rounds per cell"):
         temperature, rounds = _more()
-    return SweepOrder(
+    return SweepRequest(
         pair=pair.name,
         drafter=drafter,
         text=preset(name).text,
@@ -98,7 +98,7 @@ def _sweeps() -> dict[tuple, Sweep]:
     return st.session_state.setdefault("sweeps", {})
 
 
-def current(order: SweepOrder) -> Sweep:
+def current(order: SweepRequest) -> Sweep:
     """The sweep of the same pair, drafter, prompt and sampling, with its order updated."""
     key = (order.pair, order.drafter, order.text, order.settings, order.rounds)
     sweep = _sweeps().get(key)
@@ -302,7 +302,7 @@ def settings(sweep: Sweep) -> None:
 # ------------------------------------------------------------------------------------------- modelled
 
 
-def modelled_map(order: SweepOrder, sweep: Sweep) -> None:
+def modelled_map(order: SweepRequest, sweep: Sweep) -> None:
     """The same map for any device of the catalogue, with times from its roofline."""
     first, second = st.columns(2)
     device = first.selectbox("Device (modelled)", [d.name for d in catalogue.DEVICES], key="map-device", **BOUND)

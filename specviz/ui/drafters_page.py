@@ -9,7 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from specviz.bench import lanes as lane_sets
-from specviz.bench.lanes import Key, Lanes, LanesOrder
+from specviz.bench.lanes import Key, Lanes, LanesRequest
 from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import PRESETS, preset, presets_for
 from specviz.errors import SpecVizError
@@ -51,7 +51,7 @@ def _fit_prompt() -> None:
         st.session_state["lanes-prompt"] = wanted[0]
 
 
-def controls() -> LanesOrder | None:
+def controls() -> LanesRequest | None:
     """What to run; every control but the lanes is in the address. None, with the reason on screen, if it cannot be."""
     pair_name = st.session_state.get("lanes-pair", EMBEDDED)
     titles = {p.name: p.title for p in presets_for(pair_name)}
@@ -94,7 +94,7 @@ def controls() -> LanesOrder | None:
             return None
 
 
-def _more(text: str, settings: Settings) -> LanesOrder:
+def _more(text: str, settings: Settings) -> LanesRequest:
     """The order, with pair, length, seed and drafters. Raises SpecVizError if it cannot be run."""
     first, second, third = st.columns(3)
     chosen_pair = first.selectbox("Pair", names(), key="lanes-pair", on_change=_fit_prompt, **BOUND)
@@ -110,11 +110,11 @@ def _more(text: str, settings: Settings) -> LanesOrder:
         key=f"lanes-drafters-{pair.name}",
     )
     st.caption(pair.title + ". " + " ".join(pair.notes))
-    order = LanesOrder(
-        pair.name,
-        tuple(d for d in usual if d in drafters) + tuple(d for d in drafters if d not in usual),
-        (text,),
-        replace(settings, seed=int(seed), max_new_tokens=length),
+    order = LanesRequest(
+        pair=pair.name,
+        drafters=tuple(d for d in usual if d in drafters) + tuple(d for d in drafters if d not in usual),
+        texts=(text,),
+        settings=replace(settings, seed=int(seed), max_new_tokens=length),
         raw=pair.name == "toy",
     )
     Lanes(order)  # raises for what cannot be run
@@ -126,7 +126,7 @@ def current() -> Lanes | None:
     return st.session_state.get("lanes-run")
 
 
-def buttons(order: LanesOrder | None) -> None:
+def buttons(order: LanesRequest | None) -> None:
     """The Run and Stop buttons. Outside every fragment, so that a click interrupts the script."""
     run = current()
     alive = run is not None and run.alive
@@ -151,7 +151,7 @@ def buttons(order: LanesOrder | None) -> None:
             st.rerun()
 
 
-def _start(order: LanesOrder, before: Lanes | None) -> None:
+def _start(order: LanesRequest, before: Lanes | None) -> None:
     if before is not None:
         before.stop()
     count = st.session_state["lanes-wanted"]

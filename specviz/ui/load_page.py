@@ -11,7 +11,7 @@ from specviz import format
 from specviz.drafters.names import drafter_names
 from specviz.engine.prompts import preset, presets_for
 from specviz.loader.pairs import find_pair, names
-from specviz.serving.load_test import LoadOrder, LoadRun, Outcome
+from specviz.serving.load_test import LoadResult, LoadTest, LoadTestRequest
 from specviz.serving.policies import NAMES
 from specviz.trace.records import MAX_K, Settings
 from specviz.ui import task
@@ -27,7 +27,7 @@ TITLES = {
 }
 
 
-def controls() -> LoadOrder:
+def controls() -> LoadTestRequest:
     """The load and the policies; every control but the pills is in the address. Raises SpecVizError."""
     first, second, third = st.columns(3)
     pair = find_pair(first.selectbox("Pair", names(), key="load-pair", **BOUND))
@@ -62,7 +62,7 @@ def controls() -> LoadOrder:
         key="load-policies",
         format_func=lambda name: TITLES[name],
     )
-    order = LoadOrder(
+    order = LoadTestRequest(
         pair=pair.name,
         drafter=drafter,
         policies=tuple(n for n in NAMES if n in (chosen or NAMES)),
@@ -75,7 +75,7 @@ def controls() -> LoadOrder:
         return _more(order)
 
 
-def _more(order: LoadOrder) -> LoadOrder:
+def _more(order: LoadTestRequest) -> LoadTestRequest:
     """The order with the settings of the expander."""
     known = presets_for(order.pair)
     first, second = st.columns(2)
@@ -113,12 +113,12 @@ def _more(order: LoadOrder) -> LoadOrder:
 # ------------------------------------------------------------------------------------ on this machine
 
 
-def runs_of_session() -> list[LoadRun]:
+def runs_of_session() -> list[LoadTest]:
     """The loads that were served in this session, the latest last."""
     return st.session_state.setdefault("loads", [])
 
 
-def buttons(order: LoadOrder) -> None:
+def buttons(order: LoadTestRequest) -> None:
     """The Serve, Stop and Forget buttons. Outside every fragment, so that a click interrupts the script."""
     runs = runs_of_session()
     alive = bool(runs) and runs[-1].alive
@@ -131,7 +131,7 @@ def buttons(order: LoadOrder) -> None:
             key="load-run",
             help="Real runs, policy after policy, same arrivals",
         ):
-            runs.append(LoadRun(order))
+            runs.append(LoadTest(order))
             runs[-1].start()
             st.rerun()
         task.stop_button(runs[-1] if runs else None, "load-stop")
@@ -140,7 +140,7 @@ def buttons(order: LoadOrder) -> None:
             st.rerun()
 
 
-def served(order: LoadOrder) -> None:
+def served(order: LoadTestRequest) -> None:
     """Progress, and the charts of the loads that were served with these settings, at every rate."""
     runs = runs_of_session()
     if not runs:
@@ -153,14 +153,14 @@ def served(order: LoadOrder) -> None:
         for r in runs
         if replace(r.order, rate=1, seeds=(0,), policies=NAMES)
         == replace(run.order, rate=1, seeds=(0,), policies=NAMES)
-        for o in r.outcomes
+        for o in r.results
     ]
     if alike:
-        show(alike, run.outcomes or alike, "this machine", "measured", "served")
+        show(alike, run.results or alike, "this machine", "measured", "served")
         _texts(alike)
 
 
-def _texts(outcomes: Sequence[Outcome]) -> None:
+def _texts(outcomes: Sequence[LoadResult]) -> None:
     """Whether each text equals the text of its request decoded alone."""
     identical, ties = {o.summary.identical for o in outcomes}, sum(o.summary.near_ties for o in outcomes)
     if any(o.summary.differing for o in outcomes):
@@ -178,11 +178,11 @@ def _texts(outcomes: Sequence[Outcome]) -> None:
         st.success("Every text, under every policy, equals its text alone.", icon=":material/check:")
 
 
-def _live(run: LoadRun) -> None:
+def _live(run: LoadTest) -> None:
     server = run.live
-    if not run.alive or server is None or not server.ticks:
+    if not run.alive or server is None or not server.round_stats:
         return
-    last = server.ticks[-1]
+    last = server.round_stats[-1]
     one, two, three, four = st.columns(4)
     one.metric("Running", round(last.running / last.rounds))
     two.metric("Waiting", round(last.waiting / last.rounds))
@@ -190,7 +190,7 @@ def _live(run: LoadRun) -> None:
     four.metric("Requests so far", len(server.records))
 
 
-def show(outcomes: Sequence[Outcome], latest: Sequence[Outcome], where: str, source: str, key: str) -> None:
+def show(outcomes: Sequence[LoadResult], latest: Sequence[LoadResult], where: str, source: str, key: str) -> None:
     """The charts of some outcomes. latest: those of one rate, for the charts over time."""
     data = charts.frontier_table(outcomes)
     st.dataframe(

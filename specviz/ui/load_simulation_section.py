@@ -8,9 +8,10 @@ import streamlit as st
 
 from specviz.hardware import catalogue, shapes
 from specviz.serving import step_table
-from specviz.serving.load_test import LoadOrder, Simulation
+from specviz.serving.engines import SurvivalModel
+from specviz.serving.load_test import LoadTestRequest, Simulation
 from specviz.serving.policies import NAMES
-from specviz.serving.server import Chances, Limits
+from specviz.serving.requests import ServerLimits
 from specviz.ui import task
 from specviz.ui.address import BOUND
 from specviz.ui.load_page import show
@@ -20,7 +21,7 @@ TOKENS = 1024
 """Tokens of a slot: prompt and answer."""
 
 
-def simulated(order: LoadOrder) -> None:
+def simulated(order: LoadTestRequest) -> None:
     """The same server on any device of the catalogue; no model runs."""
     st.subheader("The same server on another device (simulated)")
     first, second, third = st.columns(3)
@@ -46,10 +47,10 @@ def simulated(order: LoadOrder) -> None:
         st.warning(f"{model} does not fit one {device} in {precision}: choose a smaller model or a larger device.")
         return
     costs = step_table.modelled(shape, entry.ceilings(precision), 512, share, False)
-    chances = Chances(tuple(survival * (1 - i / 18) for i in range(7)), 0.25, knows)
+    chances = SurvivalModel(tuple(survival * (1 - i / 18) for i in range(7)), 0.25, knows)
     load = replace(order, rate=1.0, seconds=6.0, lengths=(64, 192), max_k=7, policies=NAMES, seeds=(0,))
     rates = sorted({max(0.5, top / 20), top / 4, float(top)})
-    _buttons(Simulation(load, rates, costs, chances, Limits(rows, TOKENS, chunk=2048), 200), device)
+    _buttons(Simulation(load, rates, costs, chances, ServerLimits(rows, TOKENS, chunk=2048), 200), device)
     if (run := _current()) is None:
         st.caption(f"{rows:,} requests of {TOKENS:,} tokens fit the memory of one {device} beside the weights.")
     else:
@@ -74,10 +75,10 @@ def _buttons(offered: Simulation, device: str) -> None:
 
 def _results(run: Simulation) -> None:
     task.follow(run)
-    if run.alive or not run.outcomes:
+    if run.alive or not run.results:
         return
-    busiest = [o for o in run.outcomes if o.summary.rate == max(run.rates)]
-    show(run.outcomes, busiest, st.session_state["simulated"], "simulated", "sim")
+    busiest = [o for o in run.results if o.summary.rate == max(run.rates)]
+    show(run.results, busiest, st.session_state["simulated"], "simulated", "sim")
     st.caption(
         "Simulated: times from the device's roofs at a context of 512 tokens, random acceptance as set above, "
         "requests of 200 tokens of prompt and 64 to 192 new ones. The server and the policies are the real ones."

@@ -1,4 +1,4 @@
-"""Captions: the texts that the player shows beside a round's pictures, composed from the round's values.
+"""Captions of the player: the texts beside a round's pictures, composed from the round's values.
 
 Input and output are the plain JSON values of specviz.views.frames. The browser draws these texts and composes no
 sentence about a run; it only formats a number where it labels an axis or a bar. Added here: `texts` of a round, of

@@ -1,4 +1,4 @@
-"""Joins a component's ES modules into the one script that Streamlit (or a single HTML file) can take.
+"""Joins the ES modules of a component into one script for Streamlit or a single HTML file.
 
 A component lies in assets/NAME: NAME.html, NAME.css and index.js with its modules. Streamlit runs a component's script
 from a Blob URL, where a relative import cannot work, and no build step may be needed after `pip install`. So the

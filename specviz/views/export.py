@@ -1,7 +1,7 @@
-"""Files to take away: CSV of exactly what a chart draws, self-contained HTML, and a zip of a page's charts.
+"""Export of charts: CSV of the plotted table, self-contained HTML, and a zip of all charts of a page.
 
-SVG and PNG are drawn by the reader's browser (specviz/ui/chart.py, and the buttons in the HTML itself), from the
-same figure on white paper: the server needs no browser of its own.
+SVG and PNG are rendered in the user's browser (specviz/ui/chart.py, and the buttons in the HTML itself) from the same
+figure on a white background, so the server needs no browser.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Each CSV holds exactly what its chart draws; units are in the column names.
 
 
 def safe_name(text: str) -> str:
-    """A file name without blanks and marks that some systems refuse: 'Tokens / round' becomes 'tokens-round'."""
+    """A portable file name: 'Tokens / round' becomes 'tokens-round'."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:80] or "chart"
 
 
@@ -49,12 +49,12 @@ def csv(data: pd.DataFrame) -> bytes:
 
 
 def figure_json(figure: go.Figure) -> str:
-    """The figure on white paper as Plotly JSON, for the browser to draw SVG and PNG from."""
+    """The figure on a white background as Plotly JSON, from which the browser renders SVG and PNG."""
     return plotly.io.to_json(template.for_export(figure), validate=False)
 
 
 def html(figure: go.Figure, name: str) -> bytes:
-    """One chart as a page that needs no network: Plotly inside, white paper, and buttons for SVG and PNG."""
+    """One chart as an offline HTML page with Plotly inside, a white background, and buttons for SVG and PNG."""
     return _page(template.title_of(figure) or name, [_section(figure, name, True)])
 
 

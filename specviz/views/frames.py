@@ -1,16 +1,16 @@
-"""What the player shows: the Rounds of one row as plain JSON values, with the story of each round in its real order.
+"""Frames of the player: the rounds of one row as JSON values, each with its steps in their real order.
 
-The component draws these values and decides nothing: every number, sentence and step order comes from
-here or from specviz.views.captions. Knows no model, no device, no torch and no page. p is the target's distribution
-and q the drafter's, both after temperature, top-k and top-p, as on the screen.
+The component draws these values; every number, sentence and order of steps comes from here or from
+specviz.views.captions. Imports no torch. p is the target's distribution and q the drafter's, both after temperature,
+top-k and top-p.
 
-A *frame* is one step of the story:
+A *frame* is one step of a round:
 
     draft      a token is proposed (all of them at once by a parallel pass)
     correct    hybrid drafters: the serial pass replaced the parallel pass's first guess, or kept them all
     verify     one pass of the target scores all K + 1 positions at once
     judge      one drafted token meets the accept rule
-    dropped    what stood behind the first rejection (or behind the end of the text)
+    dropped    the drafts after the first rejection (or after the end of the text)
     leftover   max(0, p - q) forms and is normalised
     bonus      the target's own draw, from the leftover or from p
     end        the row is finished
@@ -20,25 +20,45 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from specviz.format import equals, number
 from specviz.hardware import roofline
-from specviz.trace.records import Position, Verdict
+from specviz.trace.records import Baseline, Machine, Position, Prompt, Round, Settings, Verdict
 from specviz.trace.token_text import visible
 from specviz.views import captions
 
 BARS = 9
-"""Most tokens drawn one by one at a position; all others are one bar."""
+"""Maximum number of tokens with a bar of their own at a position; all others are one bar."""
 _DIGITS = 6
 """Significant digits sent to the browser: more than a screen can show, few enough to keep a run small."""
 
 
-def row_rounds(run, row: int = 0, start: int = 0) -> list[dict]:
-    """The rounds of one row from its `start`-th on, ready for the player.
+class RunView(Protocol):
+    """A Trace, or a run in progress with the same attributes."""
 
-    run: a Trace, or anything that has its `rounds`, `pieces`, `prompts`, `baseline`, `machine`, `settings` and
-    `draft_parallel` (a run that is still going). Counters are cumulative from the row's first round;
-    seconds and FLOPs are those of the whole batch, since its rows share each pass.
+    @property
+    def rounds(self) -> Sequence[Round]: ...
+    @property
+    def pieces(self) -> Mapping[int, str]: ...
+    @property
+    def prompts(self) -> Sequence[Prompt]: ...
+    @property
+    def baseline(self) -> Baseline | None: ...
+    @property
+    def machine(self) -> Machine | None: ...
+    @property
+    def settings(self) -> Settings: ...
+    @property
+    def draft_parallel(self) -> bool | None: ...
+
+
+def row_rounds(run: RunView, row: int = 0, start: int = 0) -> list[dict]:
+    """The rounds of one row from its `start`-th on, as JSON values for the player.
+
+    Counters are cumulative from the row's first round; seconds and FLOPs are those of the whole batch, since its rows
+    share each pass.
     """
     out = []
     totals = _Totals()
@@ -53,7 +73,7 @@ def row_rounds(run, row: int = 0, start: int = 0) -> list[dict]:
     return out
 
 
-def plain_facts(run) -> dict:
+def plain_facts(run: RunView) -> dict:
     """Plain decoding in the same run: tokens per second and seconds of a step's forward pass (measured), FLOPs
     per token (counted). None where nothing was measured."""
     baseline = run.baseline
@@ -66,39 +86,34 @@ def plain_facts(run) -> dict:
     }
 
 
-def segments(run, row: int = 0) -> list[dict]:
-    """The text so far, token by token: id, legible text, raw text, origin and the row's round (from 0)."""
-    mine = (v for r in run.rounds for v in r.rows if v.row == row)
-    return [{**token, "round": i} for i, v in enumerate(mine) for token in _emitted(run.pieces, v)]
-
-
 class _Totals:
-    """Sums over the rounds seen so far."""
+    """Sums over the rounds so far."""
 
-    def __init__(self):
-        self.seconds = self.flops = self.batch_tokens = 0
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.flops = self.batch_tokens = 0
         self.rounds = self.tokens = self.proposed = self.accepted = 0
 
-    def add_round(self, round_):
+    def add_round(self, round_: Round) -> None:
         self.seconds += round_.seconds
         self.flops += round_.target_cost.flops + round_.draft_cost.flops
         self.batch_tokens += sum(len(v.emitted) for v in round_.rows)
 
-    def add_row(self, verdict):
+    def add_row(self, verdict: Verdict) -> None:
         self.rounds += 1
         self.tokens += len(verdict.emitted)
         self.proposed += verdict.proposed
         self.accepted += verdict.accepted
 
 
-def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
+def _round(run: RunView, round_: Round, v: Verdict, totals: _Totals, number_: int) -> dict:
     greedy = run.settings.temperature == 0
     text = _Texts(run.pieces)
     slots = [_slot(v, i, text, greedy) for i in range(v.verified)]
     bonus = _bonus(v, text, greedy)
     plain = plain_facts(run)
     ceilings = run.machine.ceilings if run.machine else None
-    points = roofline.round_points(round_, run.baseline, ceilings)
+    points = roofline.round_points(round_, run.baseline or Baseline(), ceilings)
     data = {
         "index": round_.index,
         "number": number_,
@@ -134,22 +149,22 @@ def _round(run, round_, v: Verdict, totals: _Totals, number_: int) -> dict:
             "flops_per_token": _short(totals.flops / totals.batch_tokens) if totals.batch_tokens else None,
             "plain_flops_per_token": plain["flops_per_token"],
         },
-        "frames": _frames(v, slots, bonus, text, greedy, bool(run.draft_parallel)),
+        "frames": _frames(v, slots, bonus, greedy, bool(run.draft_parallel)),
     }
     return captions.add_texts(data, rows=len(run.prompts), ceilings=ceilings is not None)
 
 
 class _Texts:
-    """Legible text of token ids."""
+    """Legible text of token ids; empty for None."""
 
-    def __init__(self, pieces):
+    def __init__(self, pieces: Mapping[int, str]):
         self.pieces = pieces
 
-    def __call__(self, token: int) -> str:
-        return visible(self.pieces.get(token, f"<{token}>"))
+    def __call__(self, token: int | None) -> str:
+        return "" if token is None else visible(self.pieces.get(token, f"<{token}>"))
 
 
-def _emitted(pieces, v: Verdict) -> list[dict]:
+def _emitted(pieces: Mapping[int, str], v: Verdict) -> list[dict]:
     text = _Texts(pieces)
     drawn = {"leftover": "leftover", "all_accepted": "all_accepted", None: "draft"}[v.kind]
     origins = ["draft"] * v.accepted + [drawn] * (v.bonus_token is not None)
@@ -161,7 +176,7 @@ def _emitted(pieces, v: Verdict) -> list[dict]:
 
 def _slot(v: Verdict, i: int, text: _Texts, greedy: bool) -> dict:
     x = v.positions[i]
-    p, q = x.probs(x.draft_token)
+    p, q = _draft_probs(x)
     ratio = p / q if q > 0 else None
     drawn = v.bonus_token if v.kind is not None and i == v.accepted else None
     return {
@@ -182,6 +197,11 @@ def _slot(v: Verdict, i: int, text: _Texts, greedy: bool) -> dict:
     }
 
 
+def _draft_probs(x: Position) -> tuple[float, float]:
+    """p and q of the drafted token; zeros where nothing was drafted."""
+    return (0.0, 0.0) if x.draft_token is None else x.probs(x.draft_token)
+
+
 def _past(v: Verdict, text: _Texts, greedy: bool) -> dict:
     """The position past the last draft: p alone."""
     x = v.positions[-1]
@@ -195,19 +215,19 @@ def _first_choice(x: Position, text: _Texts) -> dict:
 
 
 def _bars(x: Position, drafted: int | None, drawn: int | None, text: _Texts, greedy: bool) -> dict:
-    """The tokens to draw one by one, most probable first, and what all others hold together.
+    """The most probable tokens, one bar each, and the sums over all other tokens.
 
-    raw_p and raw_q are softmax of the raw logits, at temperature 1 with no cut: under greedy decoding p and
-    q are one-hot, and only these show how sure the models were.
+    raw_p and raw_q are the softmax of the raw logits, at temperature 1 without top-k and top-p: under greedy decoding p
+    and q are one-hot, and only these show how confident the models were.
     """
     raw_p = [_softmax(z, x.target_logsumexp) for z in x.target_logits]
-    raw_q = (
+    raw_q: Sequence[float | None] = (
         [_softmax(z, x.draft_logsumexp) for z in x.draft_logits]
         if x.draft_logits is not None
         else [None] * len(x.support)
     )
 
-    def weight(i):
+    def weight(i: int) -> tuple[bool, float, float]:
         shown = max(raw_p[i], raw_q[i] or 0.0) if greedy else max(x.target_probs[i], x.draft_probs[i])
         return x.support[i] in (drafted, drawn), shown, raw_p[i]
 
@@ -251,71 +271,70 @@ def _softmax(logit: float | None, logsumexp: float | None) -> float:
 
 
 def _leftover_sum(x: Position) -> float:
+    """The sum of max(0, p - q) over all tokens."""
     return sum(max(0.0, p - q) for p, q in zip(x.target_probs, x.draft_probs)) + x.tail_leftover
 
 
 def _bonus(v: Verdict, text: _Texts, greedy: bool) -> dict | None:
-    """The draw that ends the round: the line 0..1 cut into one interval a token, and u on one of them.
+    """The draw of the bonus token: the line 0..1 divided into one interval per token, and the uniform u in one of them.
 
-    Tokens lie in the order of their ids, as in the draw itself (inverse CDF). What the trace keeps only as a
-    sum lies somewhere between; it is drawn as 'others' left and right of the drawn token, in the only
-    proportions (or, if several fit, the middle ones) that put u where it fell. `exact` says which.
+    Tokens are in the order of their ids, as in the draw itself (inverse CDF). Tokens that the trace keeps only as a sum
+    are drawn as 'others' left and right of the drawn token, in the proportion that puts u into its interval (the middle
+    one if several do). `exact`: there are none.
     """
-    if v.kind is None:
+    if v.kind is None or v.bonus_token is None:
         return None
     x = v.positions[v.accepted]
-    left = v.kind == "leftover" and _leftover_sum(x) > 0
-    if left:
+    if v.kind == "leftover" and _leftover_sum(x) > 0:
         weights, tail = [max(0.0, p - q) for p, q in zip(x.target_probs, x.draft_probs)], x.tail_leftover
     else:
         weights, tail = list(x.target_probs), x.tail_target
     total = sum(weights) + tail
     share = {t: w / total for t, w in zip(x.support, weights)}
     tail = tail / total
-    u = v.bonus_uniform
-    below = sum(w for t, w in share.items() if t < v.bonus_token)
-    width = share[v.bonus_token]
-    hidden = tail / 2
-    if u is not None:
-        low, high = max(0.0, u - width - below), min(tail, u - below)
-        hidden = min(max((low + high) / 2, 0.0), tail)
-    ranked = sorted((t for t in share if share[t] > 0 and t != v.bonus_token), key=share.get, reverse=True)
-    shown = {v.bonus_token, *ranked[: BARS - 1]}
-    cuts = []
-
-    def add(token, weight):
-        if weight > 1e-12 or token == v.bonus_token:
-            low = cuts[-1]["hi"] if cuts else 0.0
-            cuts.append(
-                {
-                    "id": token,
-                    "text": "others" if token is None else text(token),
-                    "weight": weight,
-                    "lo": low,
-                    "hi": low + weight,
-                    "drawn": token is not None and token == v.bonus_token,
-                }
-            )
-
-    lower = sorted(t for t in shown if t < v.bonus_token)
-    upper = sorted(t for t in shown if t > v.bonus_token)
-    add(None, hidden + sum(w for t, w in share.items() if t < v.bonus_token and t not in shown))
-    for token in (*lower, v.bonus_token, *upper):
-        add(token, share[token])
-    add(None, tail - hidden + sum(w for t, w in share.items() if t > v.bonus_token and t not in shown))
-    for cut in cuts:
-        cut.update(weight=_short(cut["weight"]), lo=_short(cut["lo"]), hi=_short(min(1.0, cut["hi"])))
     return {
         "id": v.bonus_token,
         "text": text(v.bonus_token),
         "slot": v.accepted,
-        "u": _short(u),
+        "u": _short(v.bonus_uniform),
         "kind": v.kind,
         "sum": _short(total),
         "exact": tail < 1e-9,
-        "intervals": cuts,
+        "intervals": _intervals(share, tail, v.bonus_token, v.bonus_uniform, text),
         "words": _drawn(v, text, greedy),
     }
+
+
+def _intervals(share: dict[int, float], tail: float, drawn: int, u: float | None, text: _Texts) -> list[dict]:
+    """The intervals of `_bonus`. share: probability by token id; tail: of all tokens without an id in the trace."""
+    below = sum(w for t, w in share.items() if t < drawn)
+    left = tail / 2  # the part of the tail left of the drawn token
+    if u is not None:
+        low, high = max(0.0, u - share[drawn] - below), min(tail, u - below)
+        left = min(max((low + high) / 2, 0.0), tail)
+    ranked = sorted((t for t in share if share[t] > 0 and t != drawn), key=lambda t: share[t], reverse=True)
+    shown = {drawn, *ranked[: BARS - 1]}
+    parts: list[tuple[int | None, float]] = [
+        (None, left + sum(w for t, w in share.items() if t < drawn and t not in shown)),
+        *((t, share[t]) for t in sorted(shown)),
+        (None, tail - left + sum(w for t, w in share.items() if t > drawn and t not in shown)),
+    ]
+    intervals, start = [], 0.0
+    for token, weight in parts:
+        if weight > 1e-12 or token == drawn:
+            end = start + weight
+            intervals.append(
+                {
+                    "id": token,
+                    "text": "others" if token is None else text(token),
+                    "weight": _short(weight),
+                    "lo": _short(start),
+                    "hi": _short(min(1.0, end)),
+                    "drawn": token == drawn,
+                }
+            )
+            start = end
+    return intervals
 
 
 # ------------------------------------------------------------------------------------------- sentences
@@ -330,6 +349,7 @@ def _plural(count: int, word: str) -> str:
 
 
 def _judged(x: Position, text: _Texts, greedy: bool) -> str:
+    """The sentence of a verdict."""
     draft = _quote(text(x.draft_token))
     if x.verdict == "dropped":
         return f"{draft} was dropped: the chain had ended before it, so it was never judged."
@@ -338,7 +358,7 @@ def _judged(x: Position, text: _Texts, greedy: bool) -> str:
         if x.verdict == "accepted":
             return f"The target's first choice is {first}, and so is the draft: accepted."
         return f"The target's first choice is {first}; the draft {draft} differs: rejected."
-    p, q = x.probs(x.draft_token)
+    p, q = _draft_probs(x)
     ratio, u = (p / q if q > 0 else math.inf), x.accept_uniform
     if u is None:
         return f"p {equals(p)}, q {equals(q)}: {x.verdict}."
@@ -348,6 +368,7 @@ def _judged(x: Position, text: _Texts, greedy: bool) -> str:
 
 
 def _drawn(v: Verdict, text: _Texts, greedy: bool) -> str:
+    """The sentence of the bonus token's draw."""
     token = _quote(text(v.bonus_token))
     if v.verified == 0:
         if greedy:
@@ -364,99 +385,100 @@ def _drawn(v: Verdict, text: _Texts, greedy: bool) -> str:
     return f"{everyone}. {u} falls on {token}: the bonus token, drawn from p itself."
 
 
-def _frames(
-    v: Verdict, slots: list[dict], bonus: dict | None, text: _Texts, greedy: bool, parallel: bool
-) -> list[dict]:
-    frames: list[dict] = []
-
-    def add(kind: str, at: list[int], title: str, words: str):
-        frames.append({"kind": kind, "slots": at, "title": title, "words": words})
-
-    everything = [s["slot"] for s in slots]
-    rough = bool(slots) and all(s["first_guess"] for s in slots)
-    together = rough or (parallel and bool(slots))
-    count = "1 token" if len(slots) == 1 else f"all {len(slots)} tokens"
-    if rough:
-        add(
-            "draft",
-            everything,
-            "First guess",
-            f"One parallel pass makes a rough guess of {count} at once: no token has seen its new neighbours yet.",
-        )
-        for slot, words in _refined(slots):
-            add(
-                "correct",
-                everything if slot is None else [slot],
-                "Correct" if slot is None else f"Correct draft {slot + 1}",
-                words,
-            )
-    elif together:
-        add("draft", everything, "Draft", f"The drafter proposes {count} in one pass.")
-    for s in () if together else slots:
-        sure = ", its only choice" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
-        add(
-            "draft",
-            [s["slot"]],
-            f"Draft {s['slot'] + 1} of {len(slots)}",
-            f"The drafter proposes {_quote(s['text'])} with q {equals(s['q'])}{sure}.",
-        )
-    if slots:
-        cut = f" Of {v.proposed} drafts only the first {v.verified} are sent." if v.verified < v.proposed else ""
-        add(
-            "verify",
-            [*everything, len(slots)],
-            "Verify",
-            f"One pass of the target scores all {len(slots) + 1} positions at once: its weights are read once.{cut}",
-        )
-    else:
-        unsent = f" None of the {_plural(v.proposed, 'draft')} is sent." if v.proposed else ""
-        add(
-            "verify",
-            [0],
-            "Plain step",
-            f"A plain step: nothing to check, the target scores the next token alone.{unsent}",
-        )
-    for s in slots:
-        if s["verdict"] in ("accepted", "rejected"):
-            add("judge", [s["slot"]], f"Judge {s['slot'] + 1} of {len(slots)}", s["words"])
-    dropped = [s["slot"] for s in slots if s["verdict"] == "dropped"]
-    if dropped:
-        why = "The first rejection stops the chain" if v.kind == "leftover" else "The text has ended"
-        verb = "is" if len(dropped) == 1 else "are"
-        add("dropped", dropped, "Drop", f"{why}: {_plural(len(dropped), 'later draft')} {verb} dropped without a look.")
-    if bonus and v.kind == "leftover":
-        total = slots[v.accepted]["leftover"]
-        if greedy:
-            words = "The leftover max(0, p − q) is the target's first choice alone, since p and q are one-hot."
-        elif total > 0:
-            words = (
-                f"What p has beyond q, max(0, p − q), sums to {number(total)}. Divided by that sum it is the "
-                "leftover distribution."
-            )
-        else:
-            words = "p and q agree up to rounding, so nothing is left over: p itself is used."
-        add("leftover", [v.accepted], "Leftover", words)
+def _frames(v: Verdict, slots: list[dict], bonus: dict | None, greedy: bool, parallel: bool) -> list[dict]:
+    """The steps of a round in order: draft, verify, judge, bonus token, end."""
+    frames = [*_draft_frames(v, slots, parallel), _verify_frame(v, len(slots)), *_judge_frames(v, slots)]
     if bonus:
-        add("bonus", [bonus["slot"]], "Bonus token" if slots else "Draw", bonus["words"])
+        if v.kind == "leftover":
+            words = _leftover_words(slots[v.accepted]["leftover"], greedy)
+            frames.append(_frame("leftover", [v.accepted], "Leftover", words))
+        frames.append(_frame("bonus", [bonus["slot"]], "Bonus token" if slots else "Draw", bonus["words"]))
     if v.finished:
         words = {
             "eos": "The end-of-text token was emitted: this row is finished.",
             "length": "The length limit is reached: this row is finished.",
         }[v.finished]
-        add("end", [], "End", words)
+        frames.append(_frame("end", [], "End", words))
     return frames
 
 
+def _frame(kind: str, slots: list[int], title: str, words: str) -> dict:
+    return {"kind": kind, "slots": slots, "title": title, "words": words}
+
+
+def _draft_frames(v: Verdict, slots: list[dict], parallel: bool) -> list[dict]:
+    if not slots:
+        return []
+    everything = [s["slot"] for s in slots]
+    count = "1 token" if len(slots) == 1 else f"all {len(slots)} tokens"
+    if all(s["first_guess"] for s in slots):
+        words = f"One parallel pass makes a rough guess of {count} at once: no token has seen its new neighbours yet."
+        return [
+            _frame("draft", everything, "First guess", words),
+            *(
+                _frame("correct", everything, "Correct", words)
+                if slot is None
+                else _frame("correct", [slot], f"Correct draft {slot + 1}", words)
+                for slot, words in _refined(slots)
+            ),
+        ]
+    if parallel:
+        return [_frame("draft", everything, "Draft", f"The drafter proposes {count} in one pass.")]
+    frames = []
+    for s in slots:
+        only = ", its only choice" if v.positions[s["slot"]].probs(s["id"])[1] == 1 else ""
+        words = f"The drafter proposes {_quote(s['text'])} with q {equals(s['q'])}{only}."
+        frames.append(_frame("draft", [s["slot"]], f"Draft {s['slot'] + 1} of {len(slots)}", words))
+    return frames
+
+
+def _verify_frame(v: Verdict, count: int) -> dict:
+    if not count:
+        unsent = f" None of the {_plural(v.proposed, 'draft')} is sent." if v.proposed else ""
+        words = f"A plain step: nothing to check, the target scores the next token alone.{unsent}"
+        return _frame("verify", [0], "Plain step", words)
+    unsent = f" Of {v.proposed} drafts only the first {v.verified} are sent." if v.verified < v.proposed else ""
+    words = f"One pass of the target scores all {count + 1} positions at once: its weights are read once.{unsent}"
+    return _frame("verify", list(range(count + 1)), "Verify", words)
+
+
+def _judge_frames(v: Verdict, slots: list[dict]) -> list[dict]:
+    frames = [
+        _frame("judge", [s["slot"]], f"Judge {s['slot'] + 1} of {len(slots)}", s["words"])
+        for s in slots
+        if s["verdict"] in ("accepted", "rejected")
+    ]
+    dropped = [s["slot"] for s in slots if s["verdict"] == "dropped"]
+    if dropped:
+        why = "The first rejection stops the chain" if v.kind == "leftover" else "The text has ended"
+        verb = "is" if len(dropped) == 1 else "are"
+        words = f"{why}: {_plural(len(dropped), 'later draft')} {verb} dropped without being judged."
+        frames.append(_frame("dropped", dropped, "Drop", words))
+    return frames
+
+
+def _leftover_words(total: float, greedy: bool) -> str:
+    if greedy:
+        return "The leftover max(0, p − q) is the target's first choice alone, since p and q are one-hot."
+    if total > 0:
+        return (
+            f"The excess of p over q, max(0, p − q), sums to {number(total)}. Divided by that sum it is the "
+            "leftover distribution."
+        )
+    return "p and q agree up to rounding, so nothing is left over: p itself is used."
+
+
 def _refined(slots: list[dict]) -> list[tuple[int | None, str]]:
-    """What the serial pass did to the first guesses, from left to right: (slot, sentence) for each replaced one, or
+    """Changes of the first guesses by the serial pass, from left to right: (slot, sentence) for each replaced guess, or
     (None, sentence) if it kept them all."""
-    out, kept = [], 0
+    out: list[tuple[int | None, str]] = []
+    kept = 0
     for s in slots:
         if s["first_guess"]["id"] == s["id"]:
             kept += 1
             continue
         before = f"After keeping {_plural(kept, 'guess') if kept == 1 else f'{kept} guesses'}, the" if kept else "The"
-        sight = "knows the two tokens before it" if s["slot"] else "draws by chance from its q"
+        sight = "knows the two tokens before it" if s["slot"] else "samples from its q"
         out.append(
             (
                 s["slot"],
@@ -480,8 +502,8 @@ def _short(value: float | None) -> float | None:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def point_data(point) -> dict | None:
-    """A roofline point as plain JSON values, with its `rate` in FLOP/s (None without a time); None stays None."""
+def point_data(point: roofline.Point | None) -> dict | None:
+    """A roofline point as JSON values, with its `rate` in FLOP/s (None without a time); None stays None."""
     if point is None:
         return None
     data = {k: _short(v) if isinstance(v, float) else v for k, v in dataclasses.asdict(point).items()}

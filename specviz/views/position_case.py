@@ -1,8 +1,8 @@
-"""One position of a run as a small case that can be taken in hand: p and q over a few tokens, and what was drafted.
+"""A position of a trace as a small example of the accept rule: p and q over a few tokens, and the drafted token.
 
-A case is made from a recorded Position, with no model: as it was judged, or warped anew from the kept logits with
-another temperature, top-k or top-p. That is exact where every token was kept (the toy pair). Elsewhere the tokens that
-were not kept count as equally likely among themselves, and the case says that it is approximate.
+It is made from a recorded Position without a model: as judged, or recomputed from the recorded logits with another
+temperature, top-k or top-p. That is exact where all tokens were recorded (the toy pair). Elsewhere the tokens that were
+not recorded are assumed to be equally likely, and `exact` is False.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from specviz.sampling.rejection import draw, leftover, uniform, warp
 from specviz.trace.records import Position, Settings, Trace
 
 SHOWN = 8
-"""Tokens of a case that are shown by name; the rest is summed."""
+"""Tokens of a case that are shown by name; the others are summed."""
 CLOSE = 1e-9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Case:
-    """p and q over `labels`; the last `sums` of them are no single tokens but sums over all others."""
+    """p and q over `labels`; the last `sums` labels stand for sums over all other tokens."""
 
     labels: tuple[str, ...]
     p: tuple[float, ...]
     q: tuple[float, ...]
     drafted: int | None
-    """Which label was drafted; None: choose one."""
+    """Index of the drafted label; None: not chosen yet."""
     u: float | None
-    """The uniform that judged it; None: choose one."""
+    """The uniform of the verdict; None: not chosen yet."""
     sums: int = 0
     hidden: int = 0
-    """How many tokens the sums stand for."""
+    """Number of tokens in the sums."""
     exact: bool = True
-    """False: warped anew from logits of which only a part was kept."""
+    """False: recomputed from logits of which only a part was recorded."""
 
     @property
     def overlap(self) -> float:
@@ -54,7 +54,7 @@ def drafted_positions(trace: Trace, row: int = 0) -> list[tuple[int, int, Positi
 
 
 def case_of(trace: Trace, position: Position, temperature: float, top_k: int, top_p: float) -> Case:
-    """The case of a position of a trace under these settings; under the trace's own it is what was judged."""
+    """The case of a position under these settings; under the trace's own settings it is the recorded one."""
     s = trace.settings
     asked = Settings(temperature=temperature, top_k=top_k, top_p=top_p)
     if (asked.temperature, asked.top_k, asked.top_p) == (s.temperature, s.top_k, s.top_p):
@@ -65,12 +65,12 @@ def case_of(trace: Trace, position: Position, temperature: float, top_k: int, to
 
 
 def _warped(trace: Trace, position: Position, asked: Settings) -> Case:
-    """Warp p and q again, by the engine's own `warp`, from the kept logits and equal shares for the rest."""
+    """p and q by the engine's own `warp`, from the recorded logits and equal shares for the other tokens."""
     hidden = max(0, trace.vocab_size - len(position.support))
 
-    def probs(logits: tuple[float | None, ...], logsumexp: float) -> torch.Tensor:
+    def probs(logits: tuple[float | None, ...], logsumexp: float | None) -> torch.Tensor:
         kept = torch.tensor([float("-inf") if x is None else x for x in logits], dtype=torch.float64)
-        if not hidden:
+        if not hidden or logsumexp is None:
             return warp(kept, asked.temperature, asked.top_k, asked.top_p)
         rest = max(0.0, 1.0 - float((kept - logsumexp).exp().sum()))
         share = torch.full((hidden,), rest / hidden, dtype=torch.float64).log() + logsumexp
@@ -95,18 +95,13 @@ def _fold(
     hidden: int,
     exact: bool,
 ) -> Case:
-    """Name the weightiest tokens and sum the rest, so that p, q, min(p, q) and the leftover keep their sums.
+    """Name the most probable tokens and sum the others, so that p, q, min(p, q) and the leftover keep their sums.
 
     tails: the sums of p, q and min(p, q) over the `hidden` tokens outside the support.
     """
     support = position.support
-    by_weight = sorted(range(len(support)), key=lambda i: -max(p[i], q[i]))
-    shown = by_weight[:SHOWN] if hidden or len(support) > SHOWN + 1 else list(range(len(support)))
     at = None if position.draft_token is None else support.index(position.draft_token)
-    if at is not None and at not in shown:
-        shown[-1] = at
-    if len(support) <= SHOWN and not hidden:
-        shown.sort(key=lambda i: support[i])
+    shown = _shown(support, p, q, at, hidden)
     rest = [i for i in range(len(support)) if i not in shown]
     sum_p = tails[0] + sum(p[i] for i in rest)
     sum_q = tails[1] + sum(q[i] for i in rest)
@@ -130,25 +125,39 @@ def _fold(
             sums = 2
     total_p, total_q = sum(ps), sum(qs)
     return Case(
-        tuple(labels),
-        tuple(x / total_p for x in ps),
-        tuple(x / total_q for x in qs),
-        None if at is None else shown.index(at),
-        position.accept_uniform,
-        sums,
-        many,
-        exact,
+        labels=tuple(labels),
+        p=tuple(x / total_p for x in ps),
+        q=tuple(x / total_q for x in qs),
+        drafted=None if at is None else shown.index(at),
+        u=position.accept_uniform,
+        sums=sums,
+        hidden=many,
+        exact=exact,
     )
+
+
+def _shown(
+    support: tuple[int, ...], p: tuple[float, ...], q: tuple[float, ...], drafted: int | None, hidden: int
+) -> list[int]:
+    """Indices of the tokens to name: the most probable by p or q, and the drafted one."""
+    by_weight = sorted(range(len(support)), key=lambda i: -max(p[i], q[i]))
+    shown = by_weight[:SHOWN] if hidden or len(support) > SHOWN + 1 else list(range(len(support)))
+    if drafted is not None and drafted not in shown:
+        shown[-1] = drafted
+    if len(support) <= SHOWN and not hidden:
+        shown.sort(key=lambda i: support[i])
+    return shown
 
 
 def two_tokens(p: tuple[float, ...], q: tuple[float, ...]) -> Case:
     """A made-up case of a few tokens named A, B, ..."""
-    return Case(tuple("ABCDEFGH"[: len(p)]), p, q, 0, 0.5)
+    return Case(labels=tuple("ABCDEFGH"[: len(p)]), p=p, q=q, drafted=0, u=0.5)
 
 
 def tensors(p: tuple[float, ...], q: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     """p and q as normalised float64 tensors [V]."""
-    return tuple(x / x.sum() for x in (torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)))
+    target, draft = torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)
+    return target / target.sum(), draft / draft.sum()
 
 
 def chances(p: tuple[float, ...], q: tuple[float, ...]) -> tuple[list[float], list[float], list[float]]:
@@ -159,5 +168,5 @@ def chances(p: tuple[float, ...], q: tuple[float, ...]) -> tuple[list[float], li
 
 
 def fresh(q: tuple[float, ...], seed: int, i: int) -> tuple[int, float]:
-    """The i-th new draft and uniform of a seed: a token drawn from q, and the u that will judge it."""
+    """The i-th draft and uniform of a seed: a token sampled from q, and the u of its verdict."""
     return draw(torch.tensor(q, dtype=torch.float64), uniform(seed, i, 0, "draft")), uniform(seed, i, 0, "accept")

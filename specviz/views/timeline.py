@@ -1,9 +1,8 @@
-"""Lanes on a common clock, as plain JSON for the browser: each round's blocks of measured time and its tokens.
+"""Timeline of lanes as JSON for the browser: the measured time blocks of each round, and its tokens.
 
-The clock is decoding time: drafting, verifying, and sampling with bookkeeping, as measured in that lane's own run, one
-round after the other. Prefill, plain steps of the baseline and recording are left out, as everywhere. Inside a draft
-block the order of what happens is the drafter's own; only the whole block was timed, so its parts are drawn evenly.
-Knows no torch and no page.
+The time axis is decoding time: drafting, verifying, and sampling with bookkeeping, as measured in each lane's own run,
+one round after the other. Prefill, plain steps of the baseline and recording are left out. Only a whole draft block is
+timed, so its parts are drawn evenly. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BUILDS = {
 
 
 def building(trace: Trace) -> str:
-    """How a lane's drafter builds its K tokens, as its rounds show: a key of BUILDS."""
+    """How a lane's drafter proposes its K tokens, from its rounds: a key of BUILDS."""
     positions = [x for r in trace.rounds for v in r.rows for x in v.positions if x.draft_token is not None]
     if trace.settings.k == 0:
         return "plain"
@@ -70,8 +69,8 @@ def lane(trace: Trace, name: str, row: int = 0) -> dict:
 
 
 def _tokens(trace: Trace, v: Verdict) -> dict:
-    def text(token: int) -> str:
-        return visible(trace.pieces[token])
+    def text(token: int | None) -> str:
+        return "" if token is None else visible(trace.pieces[token])
 
     drafts = []
     for x in v.positions[: v.verified]:
@@ -86,7 +85,7 @@ def _tokens(trace: Trace, v: Verdict) -> dict:
 
 
 def lanes_data(named: Sequence[tuple[str, Trace]]) -> list[dict]:
-    """The lanes of one prompt, in the order given."""
+    """The lanes of one prompt, in the given order."""
     return [lane(trace, name) for name, trace in named]
 
 

@@ -41,7 +41,7 @@ def test_a_load_is_served_under_all_policies(open_app):
     app.button("load-run").click().run()
     app = wait(app, lambda a: a.session_state["loads"][-1])
     assert not app.exception and not app.error
-    outcomes = app.session_state["loads"][-1].outcomes
+    outcomes = app.session_state["loads"][-1].results
     assert [o.policy for o in outcomes] == ["none", "fixed", "uniform", "prefix"]
     assert len({o.summary.requests for o in outcomes}) == 1 and all(o.summary.identical for o in outcomes)
     assert "equals its text alone" in words(app)
@@ -76,5 +76,5 @@ def test_another_device_is_simulated(open_app):
     app.button("sim-run").click().run()
     app = wait(app, lambda a: a.session_state["simulation"])
     assert not app.exception and not app.error
-    assert len(app.session_state["simulation"].outcomes) == 8  # two rates, four policies
+    assert len(app.session_state["simulation"].results) == 8  # two rates, four policies
     assert "Simulated" in words(app)

@@ -6,9 +6,10 @@ import sys
 import pytest
 import torch
 
-from specviz.bench import benchmark, peers
-from specviz.bench.benchmark import System, winner
-from specviz.bench.peers import Spoken
+from specviz.bench import benchmark, peers, systems
+from specviz.bench.peers import Generation
+from specviz.bench.report import winner
+from specviz.bench.systems import System
 from specviz.cli.bench import table
 from specviz.cli.main import main
 from specviz.errors import SettingsError, SpecVizError
@@ -24,11 +25,11 @@ KEYS = {
     "overhead_fraction",
     "precision",
 }
-SMALL = benchmark.Scale(1, 3, 12, 2, 8, 60, 2, 2)
+SMALL = systems.Scale(picking=1, prompts=3, tokens=12, steps=2, picking_tokens=8, seconds=60, least=2, assisted=2)
 
 
 def system(name, rates):
-    return System("specviz", name, "fp32", lambda group, tokens: Spoken([[]], 1.0), 3, rates=dict(enumerate(rates)))
+    return System("specviz", name, "fp32", lambda group, tokens: Generation([[]], 1.0), 3, rates=dict(enumerate(rates)))
 
 
 def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, monkeypatch):
@@ -74,7 +75,7 @@ def test_a_batch_of_three_emits_the_texts_of_each_alone(at_embedded_home):
 
 
 def test_a_run_without_time_keeps_the_least_prompts_and_says_so(at_embedded_home):
-    scale = benchmark.Scale(1, 6, 8, 1, 4, 0.0, 2, 0)
+    scale = systems.Scale(picking=1, prompts=6, tokens=8, steps=1, picking_tokens=4, seconds=0.0, least=2, assisted=0)
     found = benchmark.bench("toy", ["ngram"], [2], "fp32", "cpu", False, scale)
     assert all(row["prompts"] == 2 for row in found["rows"])
     assert any("in its time" in note or "had taken its time" in note for note in found["notes"])

@@ -452,10 +452,9 @@ def test_no_token_is_invisible(piece, shown):
     assert token_text.visible(piece) == shown
 
 
-def test_segments_run_through_the_whole_text_with_origins():
+def test_emitted_tokens_of_the_rounds_are_the_whole_text_with_origins():
     trace = made_up(rows=2)
     for row in (0, 1):
-        parts = frames.segments(trace, row)
-        assert [s["id"] for s in parts] == trace.token_ids(row)
-        assert {s["origin"] for s in parts} <= {"draft", "leftover", "all_accepted"}
-        assert [s["round"] for s in parts] == sorted(s["round"] for s in parts)
+        tokens = [token for r in frames.row_rounds(trace, row) for token in r["emitted"]]
+        assert [t["id"] for t in tokens] == trace.token_ids(row)
+        assert {t["origin"] for t in tokens} <= {"draft", "leftover", "all_accepted"}

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from specviz.bench import draft_cost, lanes
-from specviz.bench.lanes import PLAIN, Lanes, LanesOrder
+from specviz.bench.lanes import PLAIN, Lanes, LanesRequest
 from specviz.cli import main
 from specviz.errors import PairError, SettingsError, SpecVizError
 from specviz.trace import codec, metrics
@@ -22,11 +22,11 @@ def run(tmp_path_factory):
     """The toy pair: two prompts through two drafters and plain decoding."""
     patch = pytest.MonkeyPatch()
     patch.setenv("SPECVIZ_HOME", str(tmp_path_factory.mktemp("home")))
-    order = LanesOrder(
-        "toy",
-        ("autoregressive", "ngram"),
-        (TEXT, "the dog sees the"),
-        Settings(k=3, temperature=0.0, max_new_tokens=16),
+    order = LanesRequest(
+        pair="toy",
+        drafters=("autoregressive", "ngram"),
+        texts=(TEXT, "the dog sees the"),
+        settings=Settings(k=3, temperature=0.0, max_new_tokens=16),
         raw=True,
     )
     yield Lanes(order).execute()
@@ -52,11 +52,11 @@ def test_greedy_lanes_write_plain_decodings_text(run):
 
 def test_an_order_that_cannot_run_is_a_sentence():
     for order, error in (
-        (LanesOrder("toy", ("hybrid",), (TEXT,)), PairError),
-        (LanesOrder("toy", (), (TEXT,)), SettingsError),
-        (LanesOrder("toy", ("ngram",), (" ",)), SettingsError),
-        (LanesOrder("toy", ("ngram",), (TEXT,), Settings(k=0)), SettingsError),
-        (LanesOrder("toy", ("ngram",), tuple(map(str, range(21)))), SettingsError),
+        (LanesRequest(pair="toy", drafters=("hybrid",), texts=(TEXT,)), PairError),
+        (LanesRequest(pair="toy", drafters=(), texts=(TEXT,)), SettingsError),
+        (LanesRequest(pair="toy", drafters=("ngram",), texts=(" ",)), SettingsError),
+        (LanesRequest(pair="toy", drafters=("ngram",), texts=(TEXT,), settings=Settings(k=0)), SettingsError),
+        (LanesRequest(pair="toy", drafters=("ngram",), texts=tuple(map(str, range(21)))), SettingsError),
     ):
         with pytest.raises(error):
             Lanes(order)
@@ -64,8 +64,12 @@ def test_an_order_that_cannot_run_is_a_sentence():
 
 def test_a_stop_keeps_the_lanes_that_are_done(tmp_path, monkeypatch):
     monkeypatch.setenv("SPECVIZ_HOME", str(tmp_path))
-    order = LanesOrder(
-        "toy", ("autoregressive", "ngram"), (TEXT, "the dog sees the"), Settings(k=2, max_new_tokens=8), raw=True
+    order = LanesRequest(
+        pair="toy",
+        drafters=("autoregressive", "ngram"),
+        texts=(TEXT, "the dog sees the"),
+        settings=Settings(k=2, max_new_tokens=8),
+        raw=True,
     )
     stopped = Lanes(order)
     report = stopped.report
@@ -195,7 +199,15 @@ def test_a_foreign_cost_file_is_a_sentence(tmp_path):
 
 def test_the_growth_of_a_cost_is_that_of_its_ends():
     cost = draft_cost.DraftCost(
-        "p", "m", "cpu", "fp32", 2, "2026-01-01", 10, 0.05, {"a": {1: 0.004, 8: 0.030}, "b": {2: 1.0}}
+        pair="p",
+        machine="m",
+        device="cpu",
+        precision="fp32",
+        threads=2,
+        measured_at="2026-01-01",
+        context=10,
+        plain_seconds=0.05,
+        seconds={"a": {1: 0.004, 8: 0.030}, "b": {2: 1.0}},
     )
     assert cost.ratio("a") == pytest.approx(7.5) and cost.ratio("b") is None and cost.ratio("c") is None
 

@@ -49,7 +49,7 @@ def test_prompts_left_out_are_spread_evenly():
 def test_the_full_benchmark_fits_its_time_at_the_speeds_seen_on_two_cores():
     """Plain at 25 tokens/s, four drafters at 25, transformers at 16 and 14, assisted at 6 and 7: what is left of 22
     minutes after 4 of picking is kept, and only the slow peers decode fewer than all prompts."""
-    from specviz.bench.benchmark import FULL
+    from specviz.bench.systems import FULL
 
     rates = [25, 25, 25, 25, 25, 16, 14, 6, 7]
     seconds = [FULL.tokens / rate + 0.3 for rate in rates]

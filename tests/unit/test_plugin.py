@@ -62,7 +62,7 @@ WRONG = {
     "dropped rows stay": (
         "torch.full((self.vocab, self.vocab), 0.1)",
         "self.counts.get(('old', row), torch.full((self.vocab, self.vocab), 0.1))",
-        "a dropped row can be started anew",
+        "a dropped row can be started again",
     ),
 }
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from tiny_models import byte_level_tokenizer, tiny_model
 
-from specviz.bench import benchmark, peers
-from specviz.bench.benchmark import System, winner
-from specviz.bench.peers import Spoken
+from specviz.bench import benchmark, peers, systems
+from specviz.bench.peers import Generation
+from specviz.bench.report import winner
 from specviz.bench.same_task import Departure, departure
+from specviz.bench.systems import System
 from specviz.engine.loop import decode
 from specviz.engine.request import RunRequest
 from specviz.engine.run import Run
@@ -139,7 +140,7 @@ def _logits(model, tokens):
 def test_no_winner_is_named_between_different_tasks():
     def system(name, rate, departs=None):
         rates = dict(enumerate([rate] * 6))
-        made = System(name, "plain", "fp32", lambda group, tokens: Spoken([[]], 1.0), 3, rates=rates)
+        made = System(name, "plain", "fp32", lambda group, tokens: Generation([[]], 1.0), 3, rates=rates)
         made.departs = departs
         return made
 
@@ -154,7 +155,7 @@ def test_a_peer_with_another_task_is_reported_and_left_out_of_the_ratios(at_embe
     """transformers with a repetition penalty, as its own config might ask for."""
     real = peers.Transformers._greedy
     monkeypatch.setattr(peers.Transformers, "_greedy", lambda self, **more: real(self, repetition_penalty=3.0, **more))
-    scale = benchmark.Scale(1, 3, 12, 2, 8, 60, 2, 0)
+    scale = systems.Scale(picking=1, prompts=3, tokens=12, steps=2, picking_tokens=8, seconds=60, least=2, assisted=0)
     found = benchmark.bench("toy", ["ngram"], [2], "fp32", "cpu", True, scale)
     assert found["winner"].startswith("no winner: transformers") and "another task" in found["winner"]
     assert found["speedup_vs_transformers_plain"] is None

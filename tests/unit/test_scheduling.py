@@ -15,10 +15,9 @@ from specviz.serving.scheduling import (
     best_schedule,
     budget,
     candidates,
-    fixed_schedule,
+    likeliest_schedule,
     prefix_schedule,
     survivals,
-    take,
     uniform_goodput,
 )
 
@@ -74,8 +73,8 @@ def test_the_early_stop_sticks_at_a_step_and_an_older_budget_does_not():
     assert best_schedule(rows, cost).lengths == (4,)
     most = budget(rows, cost)
     assert most == 4
-    assert take([survivals([0.9, 0.5, 0.5, 0.5])], most, cost).lengths == (4,)
-    assert take(rows, 0, cost).lengths == (0,)
+    assert likeliest_schedule([survivals([0.9, 0.5, 0.5, 0.5])], most, cost).lengths == (4,)
+    assert likeliest_schedule(rows, 0, cost).lengths == (0,)
 
 
 def test_the_marginal_rule_is_the_rule():
@@ -104,14 +103,14 @@ class Watched(list):
         return super().__getitem__(i)
 
 
-@pytest.mark.parametrize("scheduler", ["prefix", "take"])
+@pytest.mark.parametrize("scheduler", ["prefix", "likeliest"])
 def test_no_survival_is_read_before_the_slot_in_front_of_it_is_admitted(scheduler):
     """Non-anticipating by construction: slot j + 1 is looked at only if slot j is verified (or is what stopped)."""
     chance = random.Random(4)
     for _ in range(200):
         rows, cost = random_case(chance)
         rows = [Watched(a) for a in rows]
-        found = prefix_schedule(rows, cost) if scheduler == "prefix" else take(rows, 3, cost)
+        found = prefix_schedule(rows, cost) if scheduler == "prefix" else likeliest_schedule(rows, 3, cost)
         for a, length in zip(rows, found.lengths):
             assert a.read <= length
 
@@ -121,7 +120,7 @@ def test_what_comes_after_the_stop_changes_nothing():
     chance = random.Random(5)
     for _ in range(200):
         rows, cost = random_case(chance)
-        for schedule in (partial(prefix_schedule, cost=cost), partial(take, most=3, cost=cost)):
+        for schedule in (partial(prefix_schedule, cost=cost), partial(likeliest_schedule, most=3, cost=cost)):
             lengths = schedule(rows).lengths
             for r, a in enumerate(rows):
                 for slot in range(len(a)):
@@ -139,7 +138,7 @@ def test_ties_go_by_slot_then_by_request():
         (1, 1),
         (2, 1),
     ]
-    assert take([[0.5, 0.5], [0.5, 0.5]], 3, lambda n: 1.0).lengths == (2, 1)
+    assert likeliest_schedule([[0.5, 0.5], [0.5, 0.5]], 3, lambda n: 1.0).lengths == (2, 1)
 
 
 def test_survivals_of_nothing_and_of_zero_are_left_out():
@@ -165,7 +164,6 @@ def test_uniform_goodput_is_the_best_single_k():
     assert uniform_goodput(rates, 2, lambda k: 1 + 0.45 * k, before=0) == 1
     assert uniform_goodput([0.03], 1, lambda k: 1.0, before=0) == 0
     assert uniform_goodput([], 1, lambda k: 1.0) == 0
-    assert fixed_schedule([4, 1, 0], 3) == (3, 1, 0)
 
 
 def test_step_costs_never_fall_and_go_on_past_the_end():
@@ -228,7 +226,7 @@ def test_a_prompt_in_the_pass_is_paid_for_by_itself():
     alone, beside = BUSY.verifying(4), BUSY.verifying(4, 64)
     assert beside(4) == pytest.approx(alone(4))
     assert beside(5) - beside(4) == pytest.approx(BUSY.target(69, 4) - BUSY.target(68, 4))
-    assert BUSY.reading(4, 0) == 0 and BUSY.reading(0, 64) == 0
+    assert BUSY.prefill(4, 0) == 0 and BUSY.prefill(0, 64) == 0
 
 
 def test_drafts_are_spared_while_a_prompt_is_read():
@@ -241,11 +239,22 @@ def test_drafts_are_spared_while_a_prompt_is_read():
 
 def test_a_busy_simulated_server_serves_more_with_the_scheduler_than_with_k_2():
     """Requests with long prompts arrive faster than they can be served: drafts must not hold up the reading."""
-    from specviz.serving.load_test import LoadOrder, simulate
-    from specviz.serving.server import Chances, Limits
+    from specviz.serving.engines import SurvivalModel
+    from specviz.serving.load_test import LoadTestRequest, simulate
+    from specviz.serving.requests import ServerLimits
 
-    order = LoadOrder("toy", "ngram", ("fixed:2", "prefix"), 4.0, 6.0, 1, 4, 7, (32, 64), rows=16)
-    chances = Chances(tuple(0.75 * (1 - i / 18) for i in range(7)), 0.25, True)
-    fixed, prefix = (o.summary for o in simulate(order, BUSY, chances, Limits(16, 1024, chunk=64), 200))
+    order = LoadTestRequest(
+        pair="toy",
+        drafter="ngram",
+        policies=("fixed:2", "prefix"),
+        rate=4.0,
+        seconds=6.0,
+        k=4,
+        max_k=7,
+        lengths=(32, 64),
+        rows=16,
+    )
+    chances = SurvivalModel(tuple(0.75 * (1 - i / 18) for i in range(7)), 0.25, True)
+    fixed, prefix = (o.summary for o in simulate(order, BUSY, chances, ServerLimits(16, 1024, chunk=64), 200))
     assert prefix.finished == fixed.finished
     assert prefix.tokens_per_second > 1.02 * fixed.tokens_per_second

@@ -14,27 +14,19 @@ from specviz.drafters.ngram import NgramDrafter
 from specviz.engine.loop import decode
 from specviz.errors import MemoryBudgetError, SettingsError
 from specviz.sampling.rejection import warp
+from specviz.serving.clocks import SimulatedClock, WallClock
+from specviz.serving.engines import RealEngine, SimulatedEngine, SurvivalModel
 from specviz.serving.policies import ALL, NAMES, PROBE_EVERY, Prefix, Uniform, make
+from specviz.serving.requests import Request, ServerLimits, arrivals
 from specviz.serving.scheduling import RoundCosts, StepCosts
-from specviz.serving.server import (
-    Chances,
-    Job,
-    Limits,
-    RealEngine,
-    Server,
-    SimulatedEngine,
-    TableClock,
-    WallClock,
-    arrivals,
-    serve,
-    summarise,
-)
+from specviz.serving.server import Server, serve
+from specviz.serving.summary import summarize
 from specviz.trace.records import Settings, Verdict
 
 PROMPTS = [[0, 1, 3], [0], [0, 2, 3, 0, 1, 4, 0], [5, 0, 1], [0, 1, 3, 0, 2, 4] * 9]
 GREEDY, SAMPLED = Settings(), Settings(temperature=1.0)
 COSTS = RoundCosts(StepCosts((1, 8, 16, 64), (1.0, 1.1, 1.6, 6.0)), StepCosts((1, 64), (0.05, 0.5)))
-LIMITS = Limits(rows=5, tokens=100, chunk=7)
+LIMITS = ServerLimits(rows=5, tokens=100, chunk=7)
 
 
 def drafter(name, target, draft, settings):
@@ -58,7 +50,7 @@ def served(
 ):
     engine = RealEngine(target, drafter(name, target, draft, settings), settings)
     server = Server(
-        engine, make(policy, COSTS, 4, 6) if isinstance(policy, str) else policy, limits, clock or TableClock(COSTS)
+        engine, make(policy, COSTS, 4, 6) if isinstance(policy, str) else policy, limits, clock or SimulatedClock(COSTS)
     )
     jobs = arrivals(rate, seconds, PROMPTS, (3, 20), seed, burst=2)
     return serve(server, jobs, **options)
@@ -84,7 +76,7 @@ def left(server):
         engine.cache.lengths,
         engine._taps,
         engine._capacity,
-        server._reading,
+        server._prefilling,
         server._decoding,
         *server._queue,
         engine.drafter._texts,
@@ -102,9 +94,9 @@ def test_every_greedy_text_equals_its_text_alone(toy_target, toy_draft, policy, 
     records = server.records.values()
     assert len(records) > 12 and all(r.state == "finished" for r in records)
     for record in records:
-        assert record.tokens == alone(toy_target, record.job)
-    assert any(t.prompt_tokens and t.running for t in server.ticks)
-    assert max(t.running for t in server.ticks) > 1
+        assert record.tokens == alone(toy_target, record.request)
+    assert any(t.prompt_tokens and t.running for t in server.round_stats)
+    assert max(t.running for t in server.round_stats) > 1
     assert not any(left(server))
 
 
@@ -113,11 +105,11 @@ def test_sampled_texts_repeat_and_with_a_fixed_k_equal_their_texts_alone(toy_tar
     """Same seeds, same arrivals: the same texts to the last token, under policies that depend on load too."""
     for policy in NAMES:
         first, second = (served(toy_target, toy_draft, policy, settings=SAMPLED) for _ in range(2))
-        assert first.ticks == second.ticks
+        assert first.round_stats == second.round_stats
         assert {i: r.tokens for i, r in first.records.items()} == {i: r.tokens for i, r in second.records.items()}
     for record in served(toy_target, toy_draft, "fixed", settings=SAMPLED).records.values():
         own = drafter("autoregressive", toy_target, toy_draft, SAMPLED)
-        assert record.tokens == alone(toy_target, record.job, SAMPLED, own, k=4)
+        assert record.tokens == alone(toy_target, record.request, SAMPLED, own, k=4)
 
 
 @pytest.mark.slow
@@ -126,8 +118,8 @@ def test_sampled_texts_follow_the_targets_law(toy_target, toy_draft, policy):
     """Chi-square of two-token texts served among each other against the chain rule."""
     count = 900
     engine = RealEngine(toy_target, drafter("autoregressive", toy_target, toy_draft, SAMPLED), SAMPLED)
-    server = Server(engine, make(policy, COSTS, 4, 6), Limits(rows=30, tokens=40), TableClock(COSTS))
-    jobs = [Job(i, i * 0.05, (0, 1, 3, 0), 2 + i % 3, 77_000 + i) for i in range(count)]
+    server = Server(engine, make(policy, COSTS, 4, 6), ServerLimits(rows=30, tokens=40), SimulatedClock(COSTS))
+    jobs = [Request(i, i * 0.05, (0, 1, 3, 0), 2 + i % 3, 77_000 + i) for i in range(count)]
     texts = Counter(tuple(r.tokens[:2]) for r in serve(server, jobs).records.values())
     with torch.inference_mode():
         cache = toy_target.new_cache()
@@ -174,15 +166,15 @@ def test_with_confidences_the_block_is_drafted_and_cut(toy_target, toy_draft, te
     cheap = RoundCosts(COSTS.target, StepCosts((1, 64), (0.005, 0.05)))
     policy = Prefix(cheap, 6, deterministic=temperature == 0)  # finds out by itself that there are confidences
     engine = RealEngine(toy_target, Told(drafter("autoregressive", toy_target, toy_draft, settings)), settings)
-    server = Server(engine, policy, Limits(rows=12, tokens=60), TableClock(cheap))
-    jobs = [Job(i, i * 0.1, (0, 1, 3, 0), 8, 5_000 + i) for i in range(40 if temperature == 0 else 600)]
+    server = Server(engine, policy, ServerLimits(rows=12, tokens=60), SimulatedClock(cheap))
+    jobs = [Request(i, i * 0.1, (0, 1, 3, 0), 8, 5_000 + i) for i in range(40 if temperature == 0 else 600)]
     serve(server, jobs)
-    assert policy.confident and any(t.proposed > t.verified > 0 for t in server.ticks)
+    assert policy.confident and any(t.proposed > t.verified > 0 for t in server.round_stats)
     if temperature == 0:
-        assert all(r.tokens == alone(toy_target, r.job) for r in server.records.values())
+        assert all(r.tokens == alone(toy_target, r.request) for r in server.records.values())
         return
     counts = Counter(r.tokens[3] for r in server.records.values())
-    plain = Counter(alone(toy_target, Job(0, 0.0, (0, 1, 3, 0), 4, 900_000 + i), settings)[3] for i in range(600))
+    plain = Counter(alone(toy_target, Request(0, 0.0, (0, 1, 3, 0), 4, 900_000 + i), settings)[3] for i in range(600))
     tokens = [t for t in range(6) if counts[t] + plain[t] >= 10]
     assert stats.chi2_contingency([[counts[t] for t in tokens], [plain[t] for t in tokens]]).pvalue > 1e-4
 
@@ -193,14 +185,14 @@ def test_cancels_free_everything_at_any_stage(toy_target, toy_draft):
     chance = random.Random(3)
     jobs = arrivals(4.0, 60, PROMPTS, (1, 20), 9)
     cancels = [(job.arrival + 6 * chance.random(), job.id) for job in jobs if chance.random() < 0.4]
-    limits = Limits(rows=3, tokens=92, chunk=5)
+    limits = ServerLimits(rows=3, tokens=92, chunk=5)
     engine = RealEngine(toy_target, drafter("autoregressive", toy_target, toy_draft, GREEDY), GREEDY)
-    server = serve(Server(engine, make("prefix", COSTS, 4, 6), limits, TableClock(COSTS)), jobs, cancels=cancels)
+    server = serve(Server(engine, make("prefix", COSTS, 4, 6), limits, SimulatedClock(COSTS)), jobs, cancels=cancels)
     states = Counter(r.state for r in server.records.values())
     assert len(jobs) > 200 and sum(states.values()) == len(jobs)
     assert states["cancelled"] > 50 and states["finished"] > 100 and not set(states) - {"cancelled", "finished"}
     for record in server.records.values():
-        text = alone(toy_target, record.job)
+        text = alone(toy_target, record.request)
         assert record.tokens == (text if record.state == "finished" else text[: len(record.tokens)])
     assert not any(left(server))
     # the cache never grew past its slots, whose columns come in sixteens
@@ -210,59 +202,63 @@ def test_cancels_free_everything_at_any_stage(toy_target, toy_draft):
 
 def test_what_does_not_fit_is_refused_with_a_sentence(toy_target, toy_draft):
     engine = RealEngine(toy_target, drafter("ngram", toy_target, toy_draft, GREEDY), GREEDY)
-    server = Server(engine, make("none", COSTS, 0, 6), Limits(rows=1, tokens=40, waiting=2), TableClock(COSTS))
-    assert "needs 60 tokens of cache" in server.submit(Job(0, 0, (0,) * 23, 20, 0)).reason
-    assert "at least one token" in server.submit(Job(1, 0, (), 5, 0)).reason
+    server = Server(
+        engine, make("none", COSTS, 0, 6), ServerLimits(rows=1, tokens=40, waiting=2), SimulatedClock(COSTS)
+    )
+    assert "needs 60 tokens of cache" in server.submit(Request(0, 0, (0,) * 23, 20, 0)).reason
+    assert "at least one token" in server.submit(Request(1, 0, (), 5, 0)).reason
     for i in (2, 3):
-        assert server.submit(Job(i, 0, (0, 1), 3, 0)).state == "waiting"
-    assert "full" in server.submit(Job(4, 0, (0, 1), 3, 0)).reason
+        assert server.submit(Request(i, 0, (0, 1), 3, 0)).state == "waiting"
+    assert "full" in server.submit(Request(4, 0, (0, 1), 3, 0)).reason
     with pytest.raises(SettingsError, match="already"):
-        server.submit(Job(2, 0, (0,), 1, 0))
+        server.submit(Request(2, 0, (0,), 1, 0))
     serve(server, [])
     assert [server.records[i].state for i in range(5)] == ["refused"] * 2 + ["finished"] * 2 + ["refused"]
-    assert Limits.within(1000, 1, 100).rows == 10
+    assert ServerLimits.within(1000, 1, 100).rows == 10
     with pytest.raises(MemoryBudgetError, match="Not even one"):
-        Limits.within(99, 1, 100)
+        ServerLimits.within(99, 1, 100)
     with pytest.raises(SettingsError, match="at least"):
-        Limits(rows=0)
+        ServerLimits(rows=0)
 
 
 def test_a_long_run_keeps_few_ticks_and_all_sums(toy_target, toy_draft, monkeypatch):
     whole = served(toy_target, toy_draft, "fixed")
-    monkeypatch.setattr("specviz.serving.server.MOST_TICKS", 10)
+    monkeypatch.setattr("specviz.serving.server.MAX_ROUND_STATS", 10)
     few = served(toy_target, toy_draft, "fixed")
-    assert len(few.ticks) <= 10 < len(whole.ticks)
-    for a, b in zip(astuple(summarise(few, 1.0)), astuple(summarise(whole, 1.0))):
+    assert len(few.round_stats) <= 10 < len(whole.round_stats)
+    for a, b in zip(astuple(summarize(few, 1.0)), astuple(summarize(whole, 1.0))):
         assert a == b or a == pytest.approx(b)
-    assert sum(t.rounds for t in few.ticks) == len(whole.ticks)
+    assert sum(t.rounds for t in few.round_stats) == len(whole.round_stats)
 
 
 def test_stop_and_time_limit_cancel_what_runs(toy_target, toy_draft):
     server = served(toy_target, toy_draft, "fixed", until=10.0)
     assert server.clock.now() >= 10 and not server.busy and not any(left(server))
     assert any(r.state == "cancelled" for r in server.records.values())
-    server = served(toy_target, toy_draft, "fixed", watch=worker.Job(stop=lambda: True))
+    server = served(toy_target, toy_draft, "fixed", job=worker.Job(stop=lambda: True))
     assert not server.records
 
 
 def test_the_wall_clock_serves_too(toy_target, toy_draft):
     server = served(toy_target, toy_draft, "prefix", rate=200, seconds=0.1, clock=WallClock())
     assert all(r.state == "finished" for r in server.records.values())
-    summary = summarise(server, 200)
+    summary = summarize(server, 200)
     assert summary.tokens_per_second > 0 and summary.tokens_per_second_per_user > 0 and summary.waited >= 0
 
 
 # ------------------------------------------------------------------------------------------- simulation
 
 GPU = RoundCosts(lambda tokens, rows: max(0.02, 0.0004 * tokens), lambda tokens, rows: 0.001, serial=False)
-CHANCES = Chances((0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55), 0.3)
+CHANCES = SurvivalModel((0.85, 0.8, 0.75, 0.7, 0.65, 0.6, 0.55), 0.3)
 
 
 def simulated(policy, rate, seconds=8, seed=0, chances=CHANCES, rows=400, k=4):
     made = make(policy, GPU, k, 7, confident=chances.confident, deterministic=False)
-    server = Server(SimulatedEngine(chances), made, Limits(rows=rows, tokens=4096, chunk=512), TableClock(GPU))
+    server = Server(
+        SimulatedEngine(chances), made, ServerLimits(rows=rows, tokens=4096, chunk=512), SimulatedClock(GPU)
+    )
     jobs = arrivals(rate, seconds, [(0,) * 20], (60, 200), seed)
-    return summarise(serve(server, jobs), rate), server
+    return summarize(serve(server, jobs), rate), server
 
 
 @pytest.mark.slow
@@ -285,11 +281,11 @@ def test_the_scheduler_beats_what_is_fixed_over_loads():
 
 @pytest.mark.slow
 def test_without_confidences_it_learns_from_verdicts():
-    blind = Chances(CHANCES.conditional, 0.0, confident=False)
+    blind = SurvivalModel(CHANCES.conditional, 0.0, confident=False)
     summary, _ = simulated("prefix", 0.3, 20, chances=blind)
     assert summary.mean_verify_length > 4
     assert summary.acceptance_rate > 0.35
-    hopeless = Chances((0.01,) * 7, 0.0, confident=False)
+    hopeless = SurvivalModel((0.01,) * 7, 0.0, confident=False)
     summary, _ = simulated("prefix", 40, chances=hopeless)
     assert summary.mean_verify_length < 0.1
 
@@ -312,15 +308,15 @@ def test_a_policy_that_stopped_drafting_tries_again():
                     bonus_uniform=0.0,
                 )
             )
-        wishes = [policy.wishes(list(range(300)), 0) for _ in range(3 * PROBE_EVERY)]
-        assert sum(map(sum, wishes)) == 3
+        lengths = [policy.draft_lengths(list(range(300)), 0) for _ in range(3 * PROBE_EVERY)]
+        assert sum(map(sum, lengths)) == 3
 
 
 @pytest.mark.slow
 def test_a_thousand_requests_at_once_are_served_in_seconds():
     summary, server = simulated("prefix", 500, seconds=2.5, rows=2000)
     assert summary.requests > 1000 and summary.finished == summary.requests
-    assert max(t.running for t in server.ticks) > 800
+    assert max(t.running for t in server.round_stats) > 800
 
 
 def test_arrivals_follow_their_rate_and_repeat():
@@ -332,13 +328,13 @@ def test_arrivals_follow_their_rate_and_repeat():
     for bad in ((0, 1), (1, 0), (float("nan"), 1)):
         with pytest.raises(SettingsError, match="above 0"):
             arrivals(*bad, PROMPTS, (1, 2))
-    with pytest.raises(SettingsError, match="survival"):
-        Chances((1.5,))
+    with pytest.raises(SettingsError, match="Survival"):
+        SurvivalModel((1.5,))
 
 
 def test_nothing_served_has_no_rates():
-    server = Server(SimulatedEngine(CHANCES), make("none", GPU, 0, 7), Limits(), TableClock(GPU))
-    summary = summarise(server, 1.0)
+    server = Server(SimulatedEngine(CHANCES), make("none", GPU, 0, 7), ServerLimits(), SimulatedClock(GPU))
+    summary = summarize(server, 1.0)
     assert summary.tokens_per_second is None and summary.mean_verify_length is None and summary.waited is None
     with pytest.raises(SettingsError, match="policy"):
         make("other", GPU, 1, 7)

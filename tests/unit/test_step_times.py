@@ -188,7 +188,10 @@ def test_widths_are_timed_with_what_explains_them(model):
 
 def test_repetitions_that_differ_widely_are_told(model):
     cost = pass_cost(model.shape, [1], [4], 1)
-    calm, wild = (step_times.Step("plain", 0, 1, 4, cost, 0.1, spread) for spread in ((0.09, 0.11), (0.05, 0.2)))
+    calm, wild = (
+        step_times.Step(kind="plain", k=0, batch=1, context=4, cost=cost, seconds=0.1, spread=spread)
+        for spread in ((0.09, 0.11), (0.05, 0.2))
+    )
     assert step_times.spread_warning([calm, calm, wild]) is None and step_times.spread_warning([]) is None
     assert "4.0 times as long" in step_times.spread_warning([wild])
 

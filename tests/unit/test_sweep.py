@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from specviz.bench.sweep import Cell, Sweep, SweepOrder, best_k, bring_to, crossing, serving_settings
+from specviz.bench.sweep import Cell, Sweep, SweepRequest, best_k, bring_to, serving_settings
 from specviz.bench.sweep import modelled as modelled_map
 from specviz.checks import lossless
 from specviz.cli import main
@@ -17,8 +17,8 @@ from specviz.hardware import catalogue, shapes
 from specviz.hardware.roofline import modelled_seconds, step_cost
 from specviz.loader.pairs import find_pair
 from specviz.serving import step_table
-from specviz.serving.load_test import LoadOrder, LoadRun
-from specviz.serving.step_table import ModelledPass, layout, modelled
+from specviz.serving.load_test import LoadTest, LoadTestRequest
+from specviz.serving.step_table import ModelledPass, modelled, tokens_by_row
 from specviz.trace.records import Settings
 from specviz.views.figures import speedup_map
 
@@ -26,8 +26,11 @@ TEXT = "the cat sees the dog and"
 
 
 def order(**more):
-    return SweepOrder(
-        "toy", "autoregressive", TEXT, **{"ks": (0, 2), "batches": (1, 2), "rounds": 4, "device": "cpu", **more}
+    return SweepRequest(
+        pair="toy",
+        drafter="autoregressive",
+        text=TEXT,
+        **{"ks": (0, 2), "batches": (1, 2), "rounds": 4, "device": "cpu", **more},
     )
 
 
@@ -87,13 +90,13 @@ def test_what_cannot_be_is_a_sentence(at_home):
         with pytest.raises(SettingsError, match=r"must be|needs"):
             order(**bad)
     with pytest.raises(PairError, match="choose one of"):
-        Sweep(SweepOrder("toy", "other", TEXT))
+        Sweep(SweepRequest(pair="toy", drafter="other", text=TEXT))
     sweep = Sweep(order(ks=(8,), batches=(1,), contexts=(4096,), rounds=100)).execute()
     assert "positions" in sweep.cells[8, 1, 4096].note and sweep.cells[8, 1, 4096].speedup is None
 
 
 CELLS = [
-    Cell(k, b, 6, speedup=s)
+    Cell(k=k, batch=b, context=6, speedup=s)
     for b, line in ((1, (1.0, 1.4, 1.6)), (4, (1.0, 1.2, 0.9)), (16, (1.0, 0.8, 0.5)))
     for k, s in enumerate(line)
 ]
@@ -101,7 +104,6 @@ CELLS = [
 
 def test_the_best_k_and_the_line():
     assert [best_k(CELLS, b).k if best_k(CELLS, b) else None for b in (1, 4, 16)] == [2, 1, None]
-    assert crossing(CELLS, 2) == 4 and crossing(CELLS, 1) == 16
     data = speedup_map.verdicts(CELLS)
     assert data.verdict.tolist() == ["K = 2", "K = 1", "do not speculate here"]
     text = serving_settings(CELLS, "ngram")
@@ -163,7 +165,7 @@ def test_a_step_table_is_measured_and_kept(at_home):
         assert step_table.cached(key) == table
         assert table.costs.round([2, 0]) > 0
         assert bool(table.draft_tokens) == bool(table.draft_more_seconds) == (name == "autoregressive")
-    assert [sum(layout(n)) for n in range(1, 100)] == list(range(1, 100)) and len(layout(200)) == 32
+    assert [sum(tokens_by_row(n)) for n in range(1, 100)] == list(range(1, 100)) and len(tokens_by_row(200)) == 32
 
 
 @pytest.mark.slow
@@ -223,28 +225,30 @@ def test_the_commands_print_their_keys(at_home, capsys):
 
 
 def test_a_text_that_parts_from_its_text_alone_is_a_defect_unless_two_tokens_were_nearly_tied(at_home, monkeypatch):
-    run = LoadRun(LoadOrder("toy", "autoregressive", ("none",), rate=20, seconds=0.3, lengths=(6, 6))).execute()
-    summary, (record, *_) = run.outcomes[0].summary, run.outcomes[0].records
+    run = LoadTest(
+        LoadTestRequest(pair="toy", drafter="autoregressive", policies=("none",), rate=20, seconds=0.3, lengths=(6, 6))
+    ).execute()
+    summary, (record, *_) = run.results[0].summary, run.results[0].records
     assert (summary.identical, summary.near_ties, summary.differing, summary.widest_gap) == (True, 0, 0, None)
     target = STORE.open(find_pair("toy").target, "cpu", "fp32")
     other = [*record.tokens[:2], record.tokens[2] ^ 1, *record.tokens[3:]]
     changed = SimpleNamespace(records={0: replace(record, tokens=other)})
-    assert run._against_alone(target, changed) == {
+    assert run._compare_alone(target, changed) == {
         "identical": False,
         "near_ties": 0,
         "differing": 1,
         "widest_gap": None,
     }
-    gap = lossless.top_gap(target.model, [*record.job.prompt, *record.tokens[:2]])
+    gap = lossless.top_gap(target.model, [*record.request.prompt, *record.tokens[:2]])
     monkeypatch.setattr(lossless, "NEAR_TIE", {"fp32": gap})
-    assert run._against_alone(target, changed) == {
+    assert run._compare_alone(target, changed) == {
         "identical": False,
         "near_ties": 1,
         "differing": 0,
         "widest_gap": gap,
     }
     shorter = SimpleNamespace(records={0: replace(record, tokens=record.tokens[:3])})
-    assert run._against_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
+    assert run._compare_alone(target, shorter)["differing"] == 1, "a text that ends too early is no near-tie"
 
 
 def test_a_load_is_simulated_on_a_device_of_the_catalogue(capsys):

@@ -287,7 +287,7 @@ def test_whatever_loads_can_be_shown_and_measured(text):
         loaded += 1
         for row in range(len(changed.prompts)):
             json.dumps(frames.row_rounds(changed, row), allow_nan=False)
-            assert frames.segments(changed, row) is not None and trace_command._row(changed, row)
+            assert trace_command._row(changed, row)
         json.dumps([run_summary.as_json(changed), metrics.speed_up(changed.rounds, changed.baseline)], allow_nan=False)
         assert trace_command._head(changed)
         dumps(changed)

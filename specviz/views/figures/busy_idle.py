@@ -1,4 +1,4 @@
-"""Busy and idle, drawn to time: how much of a step the weights stream, and how much of it compute works."""
+"""Chart of busy and idle time in a step: memory streaming and arithmetic, drawn to scale."""
 
 from __future__ import annotations
 

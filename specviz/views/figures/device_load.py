@@ -1,4 +1,4 @@
-"""The load of the device over time, from the monitor's samples, and what each round of a run made of it."""
+"""Charts of device load over time from the monitor's samples, and of utilization by round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts that set drafters beside each other: speed, acceptance by position, cost by K, calibration, where drafts fail.
+"""Charts that compare drafters: speed, acceptance by position, cost by K, calibration, and rejections by group.
 
 Each chart is a pair: `*_table(...)` is exactly what `*_figure(table)` draws. `lanes` is a mapping of (prompt, drafter)
 to Trace, as in specviz/bench/lanes.py.

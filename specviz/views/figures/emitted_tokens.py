@@ -1,4 +1,4 @@
-"""What many trials of one position emitted, kept drafts and the target's draws apart, against what was asked for.
+"""Chart of the tokens emitted in many trials of one position, against the target distribution p.
 
 `emitted_table(...)` is exactly what `emitted_figure(table)` draws.
 """

@@ -1,4 +1,4 @@
-"""The single source of colour. Colours go by role, the same in tokens, bars, charts and prose (Okabe-Ito).
+"""The colours of the app by role, the same in tokens, bars, charts and text (Okabe-Ito).
 
 Amber and sky are pale on white: give such fills an outline in ink, and put only ink text on fills.
 """

@@ -1,4 +1,4 @@
-"""Charts of timed steps: measured against modelled time by pass width, and the speed-up that it predicts."""
+"""Charts of pass times by width, measured and modelled, and of the predicted speed-up by K."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What retuning changed: overlap of p and q by slot, before and after, on the new texts and on older ones.
+"""Chart of retuning: overlap of p and q by slot before and after, on new and on older texts.
 
 `retuned_table(...)` is exactly what `retuned_figure(table)` draws.
 """

@@ -1,4 +1,4 @@
-"""The roofline: arithmetic throughput against FLOPs per byte, both roofs, and each step as a point."""
+"""Roofline chart: throughput by arithmetic intensity, both roofs, and each step as a point."""
 
 from __future__ import annotations
 

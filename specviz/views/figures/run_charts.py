@@ -1,4 +1,4 @@
-"""Charts of one run, each from its Trace: tokens per round, acceptance by position, seconds, and FLOPs per token.
+"""Charts of one run from its Trace: tokens per round, acceptance by position, seconds, and FLOPs per token.
 
 Each chart is a pair: `*_table(trace, row)` is exactly what `*_figure(table)` draws.
 """

@@ -1,4 +1,4 @@
-"""One step of the prefix scheduler: candidates by survival, what each had to exceed, and where it stops."""
+"""Chart of one step of the prefix scheduler: survival of the candidates, the threshold of each, and theta."""
 
 from __future__ import annotations
 

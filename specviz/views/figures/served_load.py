@@ -1,4 +1,4 @@
-"""Charts of served loads: what policies trade off, verify length over time, time per token, wasted verification."""
+"""Charts of load tests: throughput against speed per user, verify length over time, TPOT, wasted verification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from specviz import format
-from specviz.serving.load_test import Outcome
+from specviz.serving.load_test import LoadResult
 from specviz.views.figures import palette, template
 
 STYLES = {
@@ -22,7 +22,7 @@ STYLES = {
 """Colour, symbol and dash of each kind of policy, everywhere."""
 
 
-def named(outcome: Outcome) -> str:
+def named(outcome: LoadResult) -> str:
     """What a policy is called on screen."""
     return "no speculation" if outcome.policy == "none" else outcome.summary.policy
 
@@ -35,9 +35,9 @@ def style(policy: str) -> tuple[str, str, str]:
 # ------------------------------------------------------------------------------------------- the frontier
 
 
-def frontier_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+def frontier_table(outcomes: Sequence[LoadResult]) -> pd.DataFrame:
     """A line per policy and rate: medians over seeds."""
-    groups: dict[tuple[str, float], list[Outcome]] = {}
+    groups: dict[tuple[str, float], list[LoadResult]] = {}
     for o in outcomes:
         groups.setdefault((o.policy, o.summary.rate), []).append(o)
     rows = []
@@ -128,16 +128,16 @@ def frontier_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
 # ------------------------------------------------------------------------------------- lengths over time
 
 
-def lengths_table(outcomes: Sequence[Outcome], buckets: int = 60) -> pd.DataFrame:
+def lengths_table(outcomes: Sequence[LoadResult], buckets: int = 60) -> pd.DataFrame:
     """Mean drafts verified per running request, and requests running, over time; of each policy's first load."""
     rows, seen = [], set()
     for o in outcomes:
-        if o.policy in seen or not o.ticks:
+        if o.policy in seen or not o.round_stats:
             continue
         seen.add(o.policy)
-        width = max(1e-9, o.ticks[-1].at / buckets)
+        width = max(1e-9, o.round_stats[-1].at / buckets)
         groups: dict[int, list] = {}
-        for tick in o.ticks:
+        for tick in o.round_stats:
             groups.setdefault(int(tick.at / width), []).append(tick)
         for group in groups.values():
             running, rounds = sum(t.running for t in group), sum(t.rounds for t in group)
@@ -191,10 +191,10 @@ def lengths_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
 # --------------------------------------------------------------------------------------- time per token
 
 
-def times_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+def times_table(outcomes: Sequence[LoadResult]) -> pd.DataFrame:
     """A line per finished request: decoding time per output token."""
     rows = [
-        (o.policy, named(o), o.summary.rate, o.seed, r.job.id, len(r.tokens), r.seconds_per_token)
+        (o.policy, named(o), o.summary.rate, o.seed, r.request.id, len(r.tokens), r.seconds_per_token)
         for o in outcomes
         for r in o.records
         if r.state == "finished"
@@ -205,7 +205,7 @@ def times_table(outcomes: Sequence[Outcome]) -> pd.DataFrame:
 def times_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
     """Boxes of the time per output token by policy."""
     chart = go.Figure()
-    medians = {}
+    medians: dict[str, float] = {}
     for policy in dict.fromkeys(data.policy):
         part = data[data.policy == policy]
         name = part.name.iloc[0]
@@ -224,7 +224,7 @@ def times_figure(data: pd.DataFrame, where: str, source: str) -> go.Figure:
     chart.update_xaxes(fixedrange=True)
     title = f"Time per output token on {where} ({source})"
     if len(medians) > 1:
-        best = min(medians, key=medians.get)
+        best = min(medians, key=lambda name: medians[name])
         title = (
             f"{best[0].upper()}{best[1:]} waits least: {format.seconds(medians[best])} per output token at the "
             f"median ({source})"

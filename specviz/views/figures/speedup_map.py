@@ -1,4 +1,4 @@
-"""The map of K x batch: speed-up over plain decoding, the line where speculation stops paying, a cell's ledger."""
+"""Map of speed-up by K and batch, with the break-even line, and the FLOPs of one cell."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def verdicts(cells: Sequence[Cell]) -> pd.DataFrame:
         drafted = [c for c in cells if c.batch == batch and c.k and c.speedup is not None]
         if not drafted:
             continue
-        top = max(drafted, key=lambda c: c.speedup)
+        top = max(drafted, key=lambda c: c.speedup or 0.0)
         rows.append(
             (
                 batch,

@@ -1,4 +1,4 @@
-"""The looks of every chart: SCREEN on the app's own background, light or dark; EXPORT on white paper.
+"""Plotly templates of all charts: SCREEN on the app's background, light or dark; EXPORT on white.
 
 Streamlit replaces Plotly's default template by placeholder colours that only its own page can resolve, so
 every figure names its template, and every trace its colour.
