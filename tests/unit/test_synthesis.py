@@ -69,15 +69,16 @@ def test_a_conversation_is_a_function_of_its_number_whatever_is_written_beside_i
     assert other != alone
 
 
+@pytest.mark.slow
 def test_sampled_answers_follow_the_target_and_greedy_ones_its_argmax(monkeypatch):
-    """The first answer token of 3,000 conversations against the target's own distribution, by total variation."""
+    """The first answer token of 2,000 conversations against the target's own distribution, by total variation."""
     writer = made(monkeypatch, [a_plan(UserTurn("abc"), answer_tokens=4, temperature=0.1)], rows=64)
     counts = np.zeros(VOCAB)
-    for done in writer.run(iter(range(3000))):
+    for done in writer.run(iter(range(2000))):
         counts[done.tokens[done.written_from]] += 1
     prompt = torch.tensor([[*writer.template.before_user(None), *writer.template.encode("abc"), END, ANSWER]])
     p = torch.softmax(module()(prompt).logits[0, -1] / 0.1, -1).numpy()
-    assert 0.5 * np.abs(counts / counts.sum() - p).sum() < 0.06 < p.max()
+    assert 0.5 * np.abs(counts / counts.sum() - p).sum() < 0.07 < p.max()
     greedy = made(monkeypatch, [a_plan(UserTurn("abc"), temperature=0.0, answer_tokens=4)])
     assert {c.tokens[c.written_from] for c in greedy.run(iter(range(4)))} == {int(p.argmax())}
 
