@@ -34,7 +34,7 @@ def system(name, rates):
 
 def test_the_whole_benchmark_on_the_toy_pair_in_json(at_embedded_home, capsys, monkeypatch):
     """Every key is there, numbers are finite, and each system and peer emits the plain greedy text."""
-    monkeypatch.setattr(benchmark, "QUICK", SMALL)
+    monkeypatch.setattr(systems, "QUICK", SMALL)
     threads = torch.get_num_threads()
     assert main(["bench", "--pair", "toy", "--k", "2,3", "--quick", "--peers", "--json"]) == 0
     assert torch.get_num_threads() == threads
@@ -114,7 +114,7 @@ def test_a_shape_is_timed_with_random_weights(empty_home, monkeypatch, capsys):
     from specviz.hardware import shapes
 
     monkeypatch.setitem(shapes.CONFIGS, "Nano", shapes._dense("llama", 2, 32, 2, 1, 16, 64, 300))
-    monkeypatch.setattr(benchmark, "QUICK", SMALL)
+    monkeypatch.setattr(systems, "QUICK", SMALL)
     assert main(["bench", "--shape", "Nano", "--device", "cpu", "--precision", "fp32", "--quick", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["plain_vs_transformers_plain"] > 0 and 0 < found["bandwidth_share"] <= 1

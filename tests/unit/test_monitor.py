@@ -97,7 +97,7 @@ def test_what_a_gpu_does_not_tell_is_none_and_said(monkeypatch):
         ("cuda", {"psutil": psutil}, "install nvidia-ml-py"),
         ("cuda", {"psutil": psutil, "pynvml": FakeNvml(broken=True)}, "Driver Not Loaded"),
         ("cuda:3", {"psutil": psutil, "pynvml": FakeNvml()}, "Invalid Argument"),
-        ("mps", {"psutil": psutil}, "nothing of its GPU"),
+        ("mps", {"psutil": psutil}, "does not report its GPU's load"),
         ("cpu", {}, "install psutil"),
         ("cpu", {"psutil": psutil}, ""),
     ],
