@@ -17,8 +17,8 @@ made_up = _module.made_up
 
 SCRIPT = """
 import dataclasses, os, streamlit as st
-from specviz import trace
-from specviz.ui.player import Seek, player
+from specviz.trace import files as trace
+from specviz.ui.player_component import Seek, player
 
 st.set_page_config(layout="wide")
 whole = trace.load(os.environ["TRACE"])

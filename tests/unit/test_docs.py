@@ -87,3 +87,13 @@ def test_each_walk_through_the_code_visits_no_file_twice():
     for walk in text.partition("## Two walks")[2].partition("## Packages")[0].split("\n**")[1:]:
         steps = [re.search(r"`([\w./]+)`", step)[1] for step in re.findall(r"^\d+\. (.*)$", walk, re.MULTILINE)]
         assert len(steps) >= 10 and len(set(steps)) == len(steps)
+
+
+def test_the_imports_in_the_documents_and_in_the_tests_scripts_work():
+    """Scripts in strings are not seen by linters."""
+    lines = set()
+    for file in [*PAGES, *sorted((ROOT / "tests").rglob("*.py"))]:
+        lines |= set(re.findall(r"^from specviz[\w.]* import [\w, ]+$", file.read_text(encoding="utf-8"), re.MULTILINE))
+    program = "\n".join(sorted(lines))
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert lines and done.returncode == 0, done.stderr[-1000:]
