@@ -23,7 +23,7 @@ PROMPTS = [
 ]
 # the app itself, but for a training of a few seconds on answers of 16 tokens
 SHORT = """
-from specviz.ui import frame, retune
+from specviz.ui import frame, retune_page
 
 
 def begin(text, name, seconds, k):
@@ -33,7 +33,7 @@ def begin(text, name, seconds, k):
     return Retune(RetuneOrder(lines, name, 6.0, k, 16)).start()
 
 
-retune._begin = begin
+retune_page._begin = begin
 frame.show()
 """
 
