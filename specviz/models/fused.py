@@ -19,6 +19,7 @@ import torch
 from torch.nn import functional
 
 from specviz.hardware.costs import ModelShape
+from specviz.kernels.binding import missing_requirement
 from specviz.kernels.packed import PackedLinear, bytes_per_weight, move_to_huge_pages
 from specviz.loader.causal_module import CausalModule
 from specviz.loader.llama import Llama, LlamaConfig, LlamaLayer
@@ -209,10 +210,11 @@ def with_storage_width(shape: ModelShape, precision: str) -> ModelShape:
     """A plain Llama's shape with the bytes per weight that FusedLlama stores at this precision on a CPU."""
     if precision not in ("bf16", "int4"):
         return shape
+    has_kernels = not missing_requirement(16 if precision == "bf16" else 4)
     return replace(
         shape,
         weight_bytes=bytes_per_weight(16 if precision == "bf16" else 4),
-        head_bytes=bytes_per_weight(8),
+        head_bytes=bytes_per_weight(8) if has_kernels else 2.0,
         cache_bytes=4.0,
         activation_bytes=4.0,
     )

@@ -272,7 +272,10 @@ def test_the_shape_that_is_modelled_is_the_one_that_stands_in_memory(store, prec
 @REDUCED
 def test_a_verify_pass_computes_the_very_numbers_of_single_steps(store, encoded, precision):
     """Bit for bit, whatever the number of positions (in bf16 up to 32 rows of a product), and beside rows of other
-    lengths: so greedy speculative texts cannot differ from plain ones by rounding."""
+    lengths: so greedy speculative texts cannot differ from plain ones by rounding. With the C kernels only: torch's
+    operators round by the number of rows (docs/proof.md)."""
+    if missing := binding.missing_requirement(16 if precision == "bf16" else 4):
+        pytest.skip(f"bit equality is promised with the C kernels, and they need {missing}")
     model, text = store.open(find_pair(EMBEDDED).target, "cpu", precision).model, encoded[0][:30]
     after = encoded[1] + encoded[2]
 
