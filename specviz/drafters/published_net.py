@@ -26,8 +26,6 @@ from specviz.sampling.transfer import to_device
 
 _IGNORED = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 """Parts of a file that are the target's own or follow from others."""
-_TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight")
-"""In the file or not: without them the target's are used."""
 
 
 class _Attention(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def write_shards(
         corpus = _corpus(sorted(unfinished.pop(shard), key=lambda c: c.number), synthesis.dtype)
         if corpus is None:
             raise SpecVizError("No conversation of a whole shard could be used: is this target trained to chat?")
-        _save(corpus, folder / _name(shard))
+        corpus.save(folder / _name(shard))
         total = _answer_tokens(folder, known)
         job.report(_stage(total, synthesis.counts), total / answer_tokens)
         if total >= answer_tokens:
@@ -96,9 +95,3 @@ def _corpus(conversations: Sequence[Conversation], dtype) -> Corpus | None:
         kind=np.array([names.index(c.plan.kind) for c in kept], np.int16),
         is_answer=np.concatenate(is_answer),
     )
-
-
-def _save(corpus: Corpus, path: Path) -> None:
-    part = path.with_name(f".{path.name}.part.npz")
-    corpus.save(part)
-    os.replace(part, path)
